@@ -1,0 +1,33 @@
+# Two commands start from nothing: `make demo` and `make test`. Each makes .venv and installs what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check format bench clean
+
+demo: .venv/demo.stamp  ## train natural, PGD and YOPO on embedded digits, attack all three
+	$(BIN)/python -m yopo.demo
+
+test: .venv/dev.stamp  ## the whole test suite
+	$(BIN)/python -m pytest
+
+check: .venv/dev.stamp  ## lint, format, strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/dev.stamp  ## put the code into house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/dev.stamp  ## cost ratios of the methods on this machine
+	$(BIN)/python benchmarks/cost.py
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/%.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	@touch $@
+
+clean:
+	rm -rf .venv runs

@@ -1,0 +1,95 @@
+"""Refuse bad input with a sentence that names the fix, before anything is changed."""
+
+import torch
+from torch import Tensor, nn
+
+
+def check_trainable(model: nn.Module) -> None:
+    """The model has something to train."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    if next(model.parameters(), None) is None:
+        raise ValueError("the model has no parameters, so there is nothing to train")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("no parameter requires gradients; call model.requires_grad_() first")
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    """A count such as m, n or steps is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """An option is one of its choices."""
+    if value not in choices:
+        raise ValueError(f"expected {name} to be {' or '.join(map(repr, choices))}, got {value!r}")
+
+
+def check_images(x: Tensor, model: nn.Module) -> None:
+    """Images (B, ...) are floating point, finite, in [0, 1] and where the model is."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"expected images as a torch.Tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise ValueError(f"expected floating-point images in [0, 1], got {x.dtype}; use x / 255")
+    if x.dim() < 2:
+        raise ValueError(
+            f"expected a batch of images (B, ...), got shape {tuple(x.shape)}; use x.unsqueeze(0)"
+        )
+    if x.numel() == 0:
+        raise ValueError(f"expected at least one image, got an empty batch {tuple(x.shape)}")
+    parameter = next(model.parameters(), x)
+    if x.device != parameter.device:
+        raise ValueError(
+            f"images are on {x.device}, the model is on {parameter.device}; "
+            f"use x.to({str(parameter.device)!r})"
+        )
+    low, high = torch.stack(torch.aminmax(x)).tolist()  # both NaN if any value is
+    if low >= 0 and high <= 1:
+        return
+    if not (abs(low) < float("inf") and abs(high) < float("inf")):
+        raise ValueError("expected finite images, got NaN or infinite values; clean the data first")
+    raise ValueError(
+        f"expected images in [0, 1], got values from {low:.4g} to {high:.4g}; "
+        "put the normalisation inside the model (yopo.Normalize)"
+    )
+
+
+def check_targets(y: Tensor, x: Tensor, classes: int | None) -> None:
+    """Targets are class indices (B,) or one row of values per image; `classes` if known."""
+    if not isinstance(y, Tensor):
+        raise TypeError(f"expected targets as a torch.Tensor, got {type(y).__name__}")
+    if y.device != x.device:
+        raise ValueError(f"targets are on {y.device}, images on {x.device}; use y.to(x.device)")
+    if y.dim() == 0 or len(y) != len(x):
+        raise ValueError(
+            f"expected one target per image, got targets of shape {tuple(y.shape)} "
+            f"for {len(x)} images"
+        )
+    low, high = torch.stack(torch.aminmax(y)).tolist()
+    if y.is_floating_point():
+        if not (abs(low) < float("inf") and abs(high) < float("inf")):
+            raise ValueError("expected finite targets, got NaN or infinite values")
+    elif classes is not None and not (low >= 0 and high < classes):
+        raise ValueError(
+            f"expected labels from 0 to {classes - 1} for a model with {classes} outputs, "
+            f"got labels from {low} to {high}; renumber the labels or widen the last layer"
+        )
+
+
+def check_eta(eta: Tensor, x: Tensor) -> None:
+    """A given perturbation fits the images."""
+    if eta.shape != x.shape or eta.device != x.device:
+        raise ValueError(
+            f"expected eta like the images, {tuple(x.shape)} on {x.device}, "
+            f"got {tuple(eta.shape)} on {eta.device}"
+        )
+    if not bool(eta.isfinite().all()):
+        raise ValueError("expected a finite eta, got NaN or infinite values")
+
+
+def check_step(step: float) -> float:
+    """A step size is a positive, finite number."""
+    if not 0 < step < float("inf"):
+        raise ValueError(f"expected step > 0, got {step}; leave it out for the default")
+    return float(step)

@@ -1,0 +1,74 @@
+"""Run the user's model without leaving a trace: no weight gradients, no moved statistics."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Network = Callable[[Tensor], Tensor]
+RngState = tuple[Tensor, Tensor | None]  # CPU, CUDA
+
+
+def frozen(model: nn.Module) -> Network:
+    """The model as a function whose parameters get no gradient and whose buffers stay as they are.
+
+    Parameters are detached, so backward passes skip the weight gradients; buffers are copied once,
+    so BatchNorm in training mode writes its running statistics into the copies.
+    """
+    state = {name: p.detach() for name, p in model.named_parameters()}
+    state |= {name: b.clone() for name, b in model.named_buffers()}
+
+    def network(x: Tensor) -> Tensor:
+        logits: Tensor = functional_call(model, state, (x,))
+        return logits
+
+    return network
+
+
+@contextmanager
+def eval_mode(model: nn.Module, enabled: bool = True) -> Iterator[None]:
+    """Put every module into eval mode for the block, then give each its own flag back."""
+    training = [module for module in model.modules() if module.training] if enabled else []
+    try:
+        for module in training:
+            module.training = False
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def all_or_nothing(model: nn.Module) -> Iterator[None]:
+    """Add the gradients found in the block to .grad if it succeeds; leave .grad alone if not."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    before = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    try:
+        yield
+    except BaseException:
+        for p, grad in zip(parameters, before, strict=True):
+            p.grad = grad
+        raise
+    for p, grad in zip(parameters, before, strict=True):
+        if grad is not None:
+            p.grad = grad if p.grad is None else grad.add_(p.grad)
+
+
+@contextmanager
+def forked_rng(x: Tensor, state: RngState | None = None) -> Iterator[None]:
+    """Random numbers drawn in the block, from `state` if given, do not disturb the global stream."""
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        if state is not None:
+            torch.set_rng_state(state[0])
+            if state[1] is not None:
+                torch.cuda.set_rng_state(state[1], x.device)
+        yield
+
+
+def rng_state(x: Tensor) -> RngState:
+    """The state of the random streams that a forward pass at x may draw from."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(x.device) if x.is_cuda else None

@@ -1,0 +1,93 @@
+"""What all training methods share: checked input, gradients all or none, one kind of answer."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from yopo.checks import check_eta, check_images, check_targets, check_trainable
+from yopo.frozen import all_or_nothing, eval_mode, forked_rng, frozen
+from yopo.losses import Loss
+from yopo.propagation import Objective
+from yopo.threat import Threat
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one `backward` did. The tensors are detached; reading them costs nothing extra."""
+
+    loss: Tensor  # (), the loss whose gradient was left in .grad
+    logits: Tensor  # (B, C), at x + eta in the last weight-gradient pass
+    eta: Tensor  # (B, ...), the last perturbation
+    propagations: float  # full passes spent; attack-only ones count 2/3, forward-only ones 1/3
+
+
+class Method(ABC):
+    """A way to train. `backward` fills .grad of the model's parameters; nothing else changes."""
+
+    def __init__(self, model: nn.Module, *, loss: Loss | None) -> None:
+        check_trainable(model)
+        self.model = model
+        self.loss: Loss = F.cross_entropy if loss is None else loss
+        self._classes: int | None = None
+
+    def backward(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Step:
+        """Accumulate this method's weight gradient in .grad, as `loss.backward()` does.
+
+        x: images (B, ...) in [0, 1]. y: class indices (B,), or soft targets (B, C).
+        eta: where the perturbation starts; by default each method's own start.
+        """
+        check_images(x, self.model)
+        if self._classes is None:
+            self._classes = _count_classes(self.model, x)
+        # One output means a loss of the user's own, with targets of its own kind.
+        check_targets(y, x, self._classes if self._classes > 1 else None)
+        if eta is not None:
+            check_eta(eta, x)
+            eta = eta.detach()
+        if not y.is_floating_point():
+            y = y.long()
+        with all_or_nothing(self.model):
+            return self._run(x.detach(), y, eta)
+
+    @abstractmethod
+    def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
+        """The algorithm, on checked input."""
+
+    def _objective(self, y: Tensor) -> Objective:
+        """The loss as a function of the logits."""
+        return lambda logits: self.loss(logits, y)
+
+
+class AdversarialMethod(Method):
+    """A way to train against a threat."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        threat: Threat,
+        *,
+        loss: Loss | None,
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__(model, loss=loss)
+        self.threat = threat
+        self.generator = generator
+
+    def _start(self, x: Tensor, eta: Tensor | None) -> Tensor:
+        """eta^0: uniform in the ball, or the user's own, brought into ball and box."""
+        if eta is None:
+            return self.threat.start(x, self.generator)
+        return self.threat.project(eta, x)
+
+
+def _count_classes(model: nn.Module, x: Tensor) -> int:
+    """Ask the model once, on one image and leaving no trace, how many logits it gives."""
+    with torch.no_grad(), eval_mode(model), forked_rng(x):
+        logits = frozen(model)(x[:1])
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"expected logits (batch, classes) from the model, got {got} for 1 image")
+    return logits.shape[1]

@@ -1,0 +1,58 @@
+"""Free-m (Shafahi et al. 2019): every pass moves both the weights and the perturbation."""
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from yopo.checks import check_at_least, check_step
+from yopo.losses import Loss
+from yopo.methods.base import AdversarialMethod, Step
+from yopo.propagation import FULL, propagate
+from yopo.threat import Threat
+
+
+class Free(AdversarialMethod):
+    """Replay each batch m times, stepping the optimizer after each replay.
+
+    `backward` makes the first m − 1 optimizer steps itself and leaves the m-th gradient in .grad,
+    so the training loop stays the usual one. Its loss and logits are the last replay's.
+    eta goes on from one batch to the next and starts at zero. step: of the adversary, default eps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        threat: Threat,
+        *,
+        optimizer: Optimizer,
+        m: int = 8,
+        step: float | None = None,
+        loss: Loss | None = None,
+    ) -> None:
+        super().__init__(model, threat, loss=loss, generator=None)
+        check_at_least("m", m, 1)
+        self.m = m
+        self.step = threat.eps if step is None else check_step(step)
+        self.optimizer = optimizer
+        self.eta: Tensor | None = None  # carried over, (B, ...)
+
+    def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
+        objective = self._objective(y)
+        eta = self.threat.project(self._carried(x) if eta is None else eta, x)
+        for replay in range(self.m):
+            if replay > 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                torch.clear_autocast_cache()  # it holds casts of the weights just changed
+            at = propagate(self.model, x + eta, objective, weights=1.0)
+            eta = self.threat.ascend(eta, at.grad, x, step=self.step)
+        self.eta = eta
+        return Step(at.loss, at.logits, eta, self.m * FULL)
+
+    def _carried(self, x: Tensor) -> Tensor:
+        """The last batch's eta, cut or filled up with zeros if the batch size changed."""
+        eta = torch.zeros_like(x)
+        if self.eta is not None and self.eta.shape[1:] == x.shape[1:]:
+            size = min(len(x), len(self.eta))
+            eta[:size] = self.eta[:size]
+        return eta

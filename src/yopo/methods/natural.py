@@ -1,0 +1,21 @@
+"""Training without an adversary."""
+
+import torch
+from torch import Tensor, nn
+
+from yopo.losses import Loss
+from yopo.methods.base import Method, Step
+from yopo.propagation import FULL, backpropagate
+
+
+class Natural(Method):
+    """Plain backprop at x: the baseline."""
+
+    def __init__(self, model: nn.Module, *, loss: Loss | None = None) -> None:
+        super().__init__(model, loss=loss)
+
+    def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
+        if eta is not None:
+            raise ValueError("Natural has no adversary; leave eta out")
+        loss, logits = backpropagate(self.model, x, self._objective(y))
+        return Step(loss, logits, torch.zeros_like(x), FULL)

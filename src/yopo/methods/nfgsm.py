@@ -1,0 +1,49 @@
+"""N-FGSM (de Jorge et al. 2022): strong noise, one step, and no projection on the ball."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from yopo.checks import check_choice, check_step
+from yopo.frozen import eval_mode, frozen
+from yopo.losses import Loss
+from yopo.methods.base import AdversarialMethod, Step
+from yopo.propagation import ATTACK_ONLY, FULL, backpropagate, propagate
+from yopo.threat import L2, Linf
+
+
+class NFGSM(AdversarialMethod):
+    """Noise uniform in the ball of radius noise·eps, one step of size eps (or `step`), then ∇θ.
+
+    eta stays in the box but may leave the ball of radius eps; that is the method's point. A given
+    eta takes the noise's place. attack_mode: as for PGD, but "train" by default.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        threat: Linf | L2,
+        *,
+        noise: float = 2.0,
+        step: float | None = None,
+        attack_mode: Literal["eval", "train"] = "train",
+        loss: Loss | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.step = threat.eps if step is None else check_step(step)
+        self.noise = type(threat)(eps=noise * threat.eps)
+        # Noise and step together never leave this ball, so only the box is left to project on.
+        reach = type(threat)(eps=noise * threat.eps + self.step)
+        super().__init__(model, reach, loss=loss, generator=generator)
+        check_choice("attack_mode", attack_mode, ("eval", "train"))
+        self.attack_mode = attack_mode
+
+    def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
+        objective = self._objective(y)
+        eta = self.noise.start(x, self.generator) if eta is None else self.noise.project(eta, x)
+        with eval_mode(self.model, self.attack_mode == "eval"):
+            at = propagate(frozen(self.model), x + eta, objective, weights=None)
+        eta = self.threat.ascend(eta, at.grad, x, step=self.step)
+        loss, logits = backpropagate(self.model, x + eta, objective)
+        return Step(loss, logits, eta, ATTACK_ONLY + FULL)

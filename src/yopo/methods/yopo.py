@@ -1,0 +1,72 @@
+"""YOPO-m-n: section 2.2 of the paper, second box."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from yopo.checks import check_at_least, check_choice
+from yopo.hamiltonian import ascend
+from yopo.losses import Loss
+from yopo.methods.base import AdversarialMethod, Step
+from yopo.propagation import ATTACK_ONLY, FULL, backpropagate
+from yopo.split import Split
+from yopo.threat import Threat
+
+
+class YOPO(AdversarialMethod):
+    """m full propagations, each followed by n adversary steps on the first layer alone.
+
+    first_layer: name of the module where f0 ends ("conv1", "layer1"); found when None.
+    grad_at: "after" takes each weight gradient at eta^{j,n}, as the paper's formula does, for one
+    more (attack-only) propagation. "before" takes it at eta^{j,0}, as the released code does.
+    All passes run with the model's own training flags; only those that give weight gradients move
+    BatchNorm's running statistics. The m weight gradients are averaged.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        threat: Threat,
+        *,
+        m: int = 5,
+        n: int = 3,
+        first_layer: str | None = None,
+        grad_at: Literal["after", "before"] = "after",
+        loss: Loss | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(model, threat, loss=loss, generator=generator)
+        check_at_least("m", m, 1)
+        check_at_least("n", n, 0)
+        check_choice("grad_at", grad_at, ("after", "before"))
+        self.m = m
+        self.n = n
+        self.grad_at = grad_at
+        self.split = Split(model, first_layer)
+
+    def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
+        run = self._after if self.grad_at == "after" else self._before
+        return run(x, y, self._start(x, eta))
+
+    def _after(self, x: Tensor, y: Tensor, eta: Tensor) -> Step:
+        """U = 1/m Σ_j ∇θ loss(x + eta^{j,n}); the pass that gives it gives the next p as well."""
+        objective, total = self._objective(y), torch.zeros((), device=x.device)
+        at = self.split.propagate(x + eta, objective, weights=None)  # p at eta^{1,0}
+        for _ in range(self.m - 1):
+            eta = ascend(self.threat, x, eta, at, self.n)  # eta^{j,n} = eta^{j+1,0}
+            at = self.split.propagate(x + eta, objective, weights=1 / self.m)
+            total = total + at.loss
+        eta = ascend(self.threat, x, eta, at, self.n)  # eta^{m,n}
+        loss, logits = backpropagate(self.model, x + eta, objective, weights=1 / self.m)
+        spent = ATTACK_ONLY + self.m * FULL
+        return Step((total + loss) / self.m, logits, eta, spent)
+
+    def _before(self, x: Tensor, y: Tensor, eta: Tensor) -> Step:
+        """U = 1/m Σ_j ∇θ loss(x + eta^{j,0}), from the very passes that give p."""
+        objective, total = self._objective(y), torch.zeros((), device=x.device)
+        for _ in range(self.m):
+            at = self.split.propagate(x + eta, objective, weights=1 / self.m)
+            total = total + at.loss
+            eta = ascend(self.threat, x, eta, at, self.n)
+        return Step(total / self.m, at.logits, eta, self.m * FULL)
