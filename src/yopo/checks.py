@@ -93,3 +93,11 @@ def check_step(step: float) -> float:
     if not 0 < step < float("inf"):
         raise ValueError(f"expected step > 0, got {step}; leave it out for the default")
     return float(step)
+
+
+def check_attack(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """An attack has images and class indices to work on."""
+    check_images(x, model)
+    check_targets(y, x, None)
+    if y.dtype != torch.long or y.dim() != 1:
+        raise ValueError(f"expected labels (B,) of type int64, got {tuple(y.shape)} of {y.dtype}")

@@ -60,7 +60,7 @@ def all_or_nothing(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def forked_rng(x: Tensor, state: RngState | None = None) -> Iterator[None]:
-    """Random numbers drawn in the block, from `state` if given, do not disturb the global stream."""
+    """Random numbers drawn in the block (from `state` if given) leave the global stream alone."""
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         if state is not None:
             torch.set_rng_state(state[0])

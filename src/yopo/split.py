@@ -219,9 +219,7 @@ def _first_cut(calls: list[_Call], is_cut: IsCut) -> _Call | None:
     return next(filter(is_cut, with_parameters), None)
 
 
-def _named_cut(
-    calls: list[_Call], is_cut: IsCut, name: str, target: nn.Module | None
-) -> _Call:
+def _named_cut(calls: list[_Call], is_cut: IsCut, name: str, target: nn.Module | None) -> _Call:
     mine = [call for call in calls if call.module is target]
     if len(mine) == 1 and is_cut(mine[0]):
         return mine[0]
@@ -255,11 +253,10 @@ def _submodule(model: nn.Module, name: str) -> nn.Module:
 
 # Autograd nodes of operations that are linear in each single input.
 _LINEAR = frozenset(
-    "Addmm Alias AvgPool2D AvgPool3D Bmm Clone ConstantPadNd Convolution ConvolutionOverrideable "
-    "Div Expand Mean Mm Mul Mv NativeDropout Neg Permute ReflectionPad1D ReflectionPad2D Repeat "
-    "ReplicationPad1D ReplicationPad2D ReshapeAlias Roll Rsub Select Slice Squeeze Sum T ToCopy "
-    "Transpose Unfold UnsafeView Unsqueeze UpsampleBicubic2D UpsampleBilinear2D UpsampleNearest2D "
-    "View Flip Im2Col CudnnConvolution MkldnnConvolution Linear PixelUnshuffle".split()
+    "Addmm Alias AvgPool2D AvgPool3D Bmm Clone ConstantPadNd Convolution Div Expand Flip Im2Col "
+    "Mean Mm Mul Mv NativeDropout Neg Permute PixelUnshuffle ReflectionPad1D ReflectionPad2D "
+    "Repeat ReplicationPad1D ReplicationPad2D ReshapeAlias Roll Rsub Select Slice Squeeze Sum T "
+    "ToCopy Transpose Unfold UnsafeView Unsqueeze UpsampleBilinear2D UpsampleNearest2D View".split()
 )
 # Those that stay linear when several of their inputs depend on x.
 _ADDITIVE = frozenset("Add Cat Stack Sub".split())

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from yopo.checks import check_step
+
 
 class Threat(Protocol):
     """The operations that methods and attacks need of a threat."""
@@ -107,11 +109,11 @@ class L2:
 
 def _set_radius_and_step(threat: Linf | L2, eps: float, step: float | None) -> None:
     if not 0 < eps < float("inf"):
-        raise ValueError(f"expected eps > 0, got {eps}; for training without an adversary use yopo.Natural")
-    if step is not None and not 0 < step < float("inf"):
-        raise ValueError(f"expected step > 0, got {step}; leave it out for the default eps/4")
+        raise ValueError(
+            f"expected eps > 0, got {eps}; without an adversary use yopo.Natural"
+        )
     object.__setattr__(threat, "eps", float(eps))
-    object.__setattr__(threat, "step", eps / 4 if step is None else float(step))
+    object.__setattr__(threat, "step", eps / 4 if step is None else check_step(step))
 
 
 def _norm(v: Tensor) -> Tensor:

@@ -31,11 +31,13 @@ class NFGSM(AdversarialMethod):
         loss: Loss | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
+        super().__init__(model, threat, loss=loss, generator=generator)
+        if not 0 < noise < float("inf"):
+            raise ValueError(f"expected noise > 0, got {noise}; for no noise use yopo.Fast")
         self.step = threat.eps if step is None else check_step(step)
         self.noise = type(threat)(eps=noise * threat.eps)
         # Noise and step together never leave this ball, so only the box is left to project on.
-        reach = type(threat)(eps=noise * threat.eps + self.step)
-        super().__init__(model, reach, loss=loss, generator=generator)
+        self.reach = type(threat)(eps=noise * threat.eps + self.step)
         check_choice("attack_mode", attack_mode, ("eval", "train"))
         self.attack_mode = attack_mode
 
@@ -44,6 +46,6 @@ class NFGSM(AdversarialMethod):
         eta = self.noise.start(x, self.generator) if eta is None else self.noise.project(eta, x)
         with eval_mode(self.model, self.attack_mode == "eval"):
             at = propagate(frozen(self.model), x + eta, objective, weights=None)
-        eta = self.threat.ascend(eta, at.grad, x, step=self.step)
+        eta = self.reach.ascend(eta, at.grad, x, step=self.step)
         loss, logits = backpropagate(self.model, x + eta, objective)
         return Step(loss, logits, eta, ATTACK_ONLY + FULL)

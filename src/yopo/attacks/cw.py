@@ -1,0 +1,50 @@
+"""Carlini and Wagner's attack, as the paper uses it."""
+
+import torch
+from torch import Tensor, nn
+
+from yopo.attacks.strongest import Strongest
+from yopo.checks import check_at_least, check_attack, check_step
+from yopo.frozen import eval_mode, frozen
+from yopo.losses import margin
+from yopo.threat import Threat
+
+
+def cw(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    c: float = 500.0,
+    lr: float = 1e-2,
+    steps: int = 100,
+) -> Tensor:
+    """Attack images x (B, ...) with labels y (B,); return adversarial images.
+
+    Adam with rate `lr` minimises ‖eta‖² + c·max(true logit − largest wrong logit, 0); eta is
+    projected on ball and box after every step. Every iterate and the clean image are candidates.
+    """
+    check_at_least("steps", steps, 1)
+    check_step(lr)
+    check_attack(model, x, y)
+    x = x.detach()
+    best = Strongest(x, y)
+    eta = torch.zeros_like(x).requires_grad_()
+    adam = torch.optim.Adam([eta], lr=lr)
+    with eval_mode(model):
+        f = frozen(model)
+        for _ in range(steps):
+            with torch.enable_grad():
+                logits = f(x + eta)
+                gap = margin(logits, y)
+                objective = eta.square().sum() + c * (-gap).clamp(min=0).sum()
+                (eta.grad,) = torch.autograd.grad(objective, eta)
+            best.offer(eta.detach(), logits.detach(), gap.detach())
+            adam.step()
+            with torch.no_grad():
+                eta.copy_(threat.project(eta, x))
+        with torch.no_grad():
+            logits = f(x + eta)
+            best.offer(eta.detach(), logits, margin(logits, y))
+    return best.images

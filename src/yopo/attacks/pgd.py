@@ -1,0 +1,64 @@
+"""Projected gradient ascent on the loss, the standard attack."""
+
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from yopo.attacks.strongest import Strongest
+from yopo.checks import check_at_least, check_attack, check_choice, check_step
+from yopo.frozen import eval_mode, frozen
+from yopo.losses import margin
+from yopo.propagation import propagate
+from yopo.threat import Threat
+
+LOSSES = {"cross-entropy": partial(F.cross_entropy, reduction="none"), "margin": margin}
+
+
+def pgd(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    steps: int = 20,
+    step: float | None = None,
+    restarts: int = 1,
+    random_start: bool = True,
+    loss: Literal["cross-entropy", "margin"] = "cross-entropy",
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Attack images x (B, ...) with labels y (B,); return adversarial images.
+
+    step: the threat's own unless given. The clean image and every iterate are candidates, so the
+    result is misclassified if any of them is, and else has the largest loss among them.
+    """
+    check_at_least("steps", steps, 1)
+    check_at_least("restarts", restarts, 1)
+    check_choice("loss", loss, tuple(LOSSES))
+    if restarts > 1 and not random_start:
+        raise ValueError("restarts without random_start repeat the same attack; use restarts=1")
+    step = threat.step if step is None else check_step(step)
+    check_attack(model, x, y)
+    x, per_sample = x.detach(), LOSSES[loss]
+    best = Strongest(x, y)
+    with eval_mode(model):
+        f = frozen(model)
+
+        def try_out(eta: Tensor) -> None:
+            with torch.no_grad():
+                logits = f(x + eta)
+                best.offer(eta, logits, per_sample(logits, y))
+
+        if random_start:
+            try_out(torch.zeros_like(x))
+        for _ in range(restarts):
+            eta = threat.start(x, generator) if random_start else torch.zeros_like(x)
+            for _ in range(steps):
+                at = propagate(f, x + eta, lambda z: per_sample(z, y).sum(), weights=None)
+                best.offer(eta, at.logits, per_sample(at.logits, y))
+                eta = threat.ascend(eta, at.grad, x, step=step)
+            try_out(eta)
+    return best.images

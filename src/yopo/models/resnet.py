@@ -1,0 +1,106 @@
+"""Pre-activation residual networks: PreAct-ResNet18 and WideResNet are two settings of one."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+
+class PreActBlock(nn.Module):
+    """x + conv(relu(bn(conv(relu(bn(x)))))), with a 1x1 convolution where the shape changes."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.shortcut = (
+            None
+            if stride == 1 and channels == out
+            else nn.Conv2d(channels, out, 1, stride, bias=False)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, channels, H, W) -> (B, out, H/stride, W/stride)
+        """Apply the block."""
+        out = self.bn1(x).relu()
+        shortcut = x if self.shortcut is None else self.shortcut(out)
+        out = self.conv2(self.bn2(self.conv1(out)).relu())
+        return out + shortcut  # type: ignore[no-any-return]
+
+
+class PreActResNet(nn.Module):
+    """conv1, then stages layer1, layer2, … of blocks, a global average and a linear layer.
+
+    Every stage but the first halves the resolution. final_bn: BatchNorm and ReLU before the
+    average; without it, as in the released YOPO code, large learning rates diverge.
+    """
+
+    def __init__(
+        self,
+        classes: int = 10,
+        *,
+        channels: int = 3,
+        stem: int,
+        widths: Sequence[int],
+        blocks: Sequence[int],
+        final_bn: bool = True,
+    ) -> None:
+        super().__init__()
+        if len(widths) != len(blocks):
+            raise ValueError(f"expected as many widths as blocks, got {widths} and {blocks}")
+        self.conv1 = nn.Conv2d(channels, stem, 3, padding=1, bias=False)
+        self.stages = len(widths)
+        before = stem
+        for i, (width, count) in enumerate(zip(widths, blocks, strict=True), start=1):
+            layers = []
+            for j in range(count):
+                stride = 2 if i > 1 and j == 0 else 1
+                layers.append(PreActBlock(before, width, stride))
+                before = width
+            self.add_module(f"layer{i}", nn.Sequential(*layers))
+        self.bn = nn.BatchNorm2d(before) if final_bn else None
+        self.linear = nn.Linear(before, classes)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, channels, H, W) -> (B, classes)
+        """Logits of x."""
+        out = self.conv1(x)
+        for i in range(1, self.stages + 1):
+            out = self.get_submodule(f"layer{i}")(out)
+        if self.bn is not None:
+            out = self.bn(out).relu()
+        return self.linear(out.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def preactresnet18(
+    classes: int = 10,
+    *,
+    channels: int = 3,
+    width: int = 64,
+    blocks: Sequence[int] = (2, 2, 2, 2),
+    final_bn: bool = True,
+) -> PreActResNet:
+    """PreAct-ResNet18; `width` filters in the first stage, doubled in each further one."""
+    widths = [width * 2**i for i in range(len(blocks))]
+    return PreActResNet(
+        classes, channels=channels, stem=width, widths=widths, blocks=blocks, final_bn=final_bn
+    )
+
+
+def wideresnet(
+    classes: int = 10, *, channels: int = 3, depth: int = 34, width: int = 10
+) -> PreActResNet:
+    """WRN-depth-width, by default WRN-34-10."""
+    if depth < 10 or (depth - 4) % 6:
+        raise ValueError(f"expected depth = 6k + 4 (10, 16, 22, 28, 34, …), got {depth}")
+    net = PreActResNet(
+        classes,
+        channels=channels,
+        stem=16,
+        widths=[16 * width, 32 * width, 64 * width],
+        blocks=[(depth - 4) // 6] * 3,
+    )
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    nn.init.zeros_(net.linear.bias)
+    return net
