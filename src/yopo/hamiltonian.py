@@ -7,13 +7,17 @@ section 3 takes p = −∂loss/∂f0 and lets it minimise H0. Here, as in all me
 import torch
 from torch import Tensor
 
+from yopo.frozen import Network
 from yopo.propagation import Propagation
 from yopo.threat import Threat
 
 
-def hamiltonian(p: Tensor, f0_out: Tensor) -> Tensor:
-    """H0 = p·f0(x + eta), summed over the batch."""
-    return (p * f0_out).sum()
+def hamiltonian_gradient(p: Tensor, f0: Network, x: Tensor) -> Tensor:
+    """∇x p·f0(x): p pulled back through f0, which is cheaper than differentiating the product."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(f0(x), x, p)
+    return grad
 
 
 def ascend(threat: Threat, x: Tensor, eta: Tensor, at: Propagation, n: int) -> Tensor:
@@ -27,8 +31,6 @@ def ascend(threat: Threat, x: Tensor, eta: Tensor, at: Propagation, n: int) -> T
     grad = at.grad
     for s in range(n):
         if s > 0:
-            with torch.enable_grad():
-                x_eta = (x + eta).detach().requires_grad_()
-                (grad,) = torch.autograd.grad(hamiltonian(at.p, at.f0(x_eta)), x_eta)
+            grad = hamiltonian_gradient(at.p, at.f0, x + eta)
         eta = threat.ascend(eta, grad, x)
     return eta

@@ -42,7 +42,7 @@ def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | N
         if weights is None:
             (grad,) = torch.autograd.grad(loss, x)
         else:
-            (loss * weights).backward()  # type: ignore[no-untyped-call]
+            (loss * weights).backward()
             assert x.grad is not None
             grad = x.grad
     return Propagation(loss.detach(), logits.detach(), grad)
@@ -55,7 +55,7 @@ def backpropagate(
     with torch.enable_grad():
         logits = f(x)
         loss = scalar(objective(logits))
-        (loss * weights).backward()  # type: ignore[no-untyped-call]
+        (loss * weights).backward()
     return loss.detach(), logits.detach()
 
 

@@ -240,7 +240,7 @@ def _named_cut(calls: list[_Call], is_cut: IsCut, name: str, target: nn.Module |
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module:
-    names = dict(model.named_modules(remove_duplicate=False))
+    names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name and name in names:
         return names[name]
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or [n for n in names if n][:3]
@@ -289,7 +289,7 @@ def _gradient_is_constant(module: nn.Module, f: Network, x: Tensor) -> bool:
     """
     rng = rng_state(x)
     p: Tensor | None = None
-    grads = []
+    grads: list[Tensor] = []
     for at in (x, torch.rand_like(x)):
         at = at.detach().requires_grad_()
         with forked_rng(x, rng):

@@ -109,9 +109,7 @@ class L2:
 
 def _set_radius_and_step(threat: Linf | L2, eps: float, step: float | None) -> None:
     if not 0 < eps < float("inf"):
-        raise ValueError(
-            f"expected eps > 0, got {eps}; without an adversary use yopo.Natural"
-        )
+        raise ValueError(f"expected eps > 0, got {eps}; without an adversary use yopo.Natural")
     object.__setattr__(threat, "eps", float(eps))
     object.__setattr__(threat, "step", eps / 4 if step is None else check_step(step))
 

@@ -29,22 +29,20 @@ def cw(
     check_step(lr)
     check_attack(model, x, y)
     x = x.detach()
-    best = Strongest(x, y)
     eta = torch.zeros_like(x).requires_grad_()
     adam = torch.optim.Adam([eta], lr=lr)
     with eval_mode(model):
         f = frozen(model)
+        best = Strongest(f, x, y, margin)
         for _ in range(steps):
             with torch.enable_grad():
                 logits = f(x + eta)
-                gap = margin(logits, y)
-                objective = eta.square().sum() + c * (-gap).clamp(min=0).sum()
+                hinge = (-margin(logits, y)).clamp(min=0)
+                objective = eta.square().sum() + c * hinge.sum()
                 (eta.grad,) = torch.autograd.grad(objective, eta)
-            best.offer(eta.detach(), logits.detach(), gap.detach())
+            best.offer(eta.detach(), logits.detach())
             adam.step()
             with torch.no_grad():
                 eta.copy_(threat.project(eta, x))
-        with torch.no_grad():
-            logits = f(x + eta)
-            best.offer(eta.detach(), logits, margin(logits, y))
+        best.offer(eta.detach())
     return best.images

@@ -7,14 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from yopo.attacks.strongest import Strongest
+from yopo.attacks.strongest import PerSample, Strongest
 from yopo.checks import check_at_least, check_attack, check_choice, check_step
 from yopo.frozen import eval_mode, frozen
 from yopo.losses import margin
 from yopo.propagation import propagate
 from yopo.threat import Threat
 
-LOSSES = {"cross-entropy": partial(F.cross_entropy, reduction="none"), "margin": margin}
+LOSSES: dict[str, PerSample] = {
+    "cross-entropy": partial(F.cross_entropy, reduction="none"),
+    "margin": margin,
+}
 
 
 def pgd(
@@ -43,22 +46,14 @@ def pgd(
     step = threat.step if step is None else check_step(step)
     check_attack(model, x, y)
     x, per_sample = x.detach(), LOSSES[loss]
-    best = Strongest(x, y)
     with eval_mode(model):
         f = frozen(model)
-
-        def try_out(eta: Tensor) -> None:
-            with torch.no_grad():
-                logits = f(x + eta)
-                best.offer(eta, logits, per_sample(logits, y))
-
-        if random_start:
-            try_out(torch.zeros_like(x))
+        best = Strongest(f, x, y, per_sample)
         for _ in range(restarts):
             eta = threat.start(x, generator) if random_start else torch.zeros_like(x)
             for _ in range(steps):
                 at = propagate(f, x + eta, lambda z: per_sample(z, y).sum(), weights=None)
-                best.offer(eta, at.logits, per_sample(at.logits, y))
+                best.offer(eta, at.logits)
                 eta = threat.ascend(eta, at.grad, x, step=step)
-            try_out(eta)
+            best.offer(eta)
     return best.images

@@ -1,26 +1,41 @@
-"""Keep, for each image, the strongest perturbation offered."""
+"""Keep, for each image, the strongest perturbation tried."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from yopo.checks import check_targets
+from yopo.frozen import Network
+
+PerSample = Callable[[Tensor, Tensor], Tensor]  # logits (B, C), labels (B,) -> (B,)
+
 
 class Strongest:
-    """A misclassified example beats a classified one; among equals the larger loss wins."""
+    """A misclassified example beats a classified one; among equals the larger loss wins.
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
+    The clean image is the first candidate.
+    """
+
+    def __init__(self, f: Network, x: Tensor, y: Tensor, loss: PerSample) -> None:
+        self.f, self.x, self.y, self.loss = f, x, y, loss
         self._eta = torch.zeros_like(x)
-        self._wrong = torch.zeros_like(y, dtype=torch.bool)
-        self._loss = torch.full_like(y, float("-inf"), dtype=x.dtype)
+        with torch.no_grad():
+            logits = f(x)
+            check_targets(y, x, logits.shape[1])
+            self._wrong = logits.argmax(1) != y
+            self._value = loss(logits, y)
 
-    def offer(self, eta: Tensor, logits: Tensor, loss: Tensor) -> None:
-        """Compare eta (B, ...) with the best so far, by its logits (B, C) and losses (B,)."""
-        wrong = logits.argmax(1) != self.y
-        better = (wrong & ~self._wrong) | ((wrong == self._wrong) & (loss > self._loss))
+    def offer(self, eta: Tensor, logits: Tensor | None = None) -> None:
+        """Compare eta (B, ...) with the best so far; logits (B, C) at x + eta if known."""
+        with torch.no_grad():
+            logits = self.f(self.x + eta) if logits is None else logits
+            wrong, value = logits.argmax(1) != self.y, self.loss(logits, self.y)
+        better = (wrong & ~self._wrong) | ((wrong == self._wrong) & (value > self._value))
         each = better.view(-1, *[1] * (eta.dim() - 1))
         self._eta = torch.where(each, eta, self._eta)
         self._wrong = torch.where(better, wrong, self._wrong)
-        self._loss = torch.where(better, loss.to(self._loss), self._loss)
+        self._value = torch.where(better, value, self._value)
 
     @property
     def images(self) -> Tensor:

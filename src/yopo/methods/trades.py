@@ -65,7 +65,7 @@ def trades_gradient(
     with torch.enable_grad():
         clean, logits = model(x), model(x + eta)
         total = scalar(loss(clean, y)) + beta * consistency(logits, clean)
-        total.backward()  # type: ignore[no-untyped-call]
+        total.backward()
     return total.detach(), logits.detach()
 
 

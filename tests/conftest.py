@@ -1,0 +1,158 @@
+"""Networks and batches that the tests share."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import settings
+from torch import Tensor, nn
+
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+
+Batch = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _float64_and_seed() -> Iterator[None]:
+    """The maths is tested in float64, from a fixed seed."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    """6 small images in 4 classes; some pixels lie on the box's corners."""
+    x = torch.rand(6, 3, 8, 8)
+    x[torch.rand_like(x) < 0.2] = 0
+    x[torch.rand_like(x) < 0.2] = 1
+    return x, torch.arange(6) % 4
+
+
+def convnet(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """conv, activation, conv, activation, pool, linear; names "0", "1", …"""
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3, padding=1),
+        activation(),
+        nn.Conv2d(5, 4, 3, stride=2),
+        activation(),
+        nn.Flatten(),
+        nn.Linear(36, 4),
+    )
+
+
+def bn_convnet() -> nn.Sequential:
+    """The same with BatchNorm after the first convolution and dropout further on."""
+    return nn.Sequential(
+        nn.Conv2d(3, 5, 3, padding=1),
+        nn.BatchNorm2d(5),
+        nn.ReLU(),
+        nn.Conv2d(5, 4, 3, stride=2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(36, 4),
+    )
+
+
+class PatchTransformer(nn.Module):
+    """ViT-like: a convolutional patch embedding, positions, a class token, an encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch_embed = nn.Conv2d(3, 16, 4, stride=4)
+        self.position = nn.Parameter(torch.randn(1, 5, 16) * 0.1)
+        self.token = nn.Parameter(torch.zeros(1, 1, 16))
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patch_embed(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), patches], 1) + self.position
+        return self.head(self.encoder(tokens)[:, 0])  # type: ignore[no-any-return]
+
+
+class NormalisesInForward(nn.Module):
+    """Functional style: constants and operations in `forward`, in-place ReLU right after f0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 5, 3, padding=1)
+        self.head = nn.Linear(5 * 16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (x - 0.45) / torch.tensor([0.2, 0.25, 0.3]).view(1, 3, 1, 1)
+        x = F.relu_(self.stem(x))
+        return self.head(F.max_pool2d(x, 2).flatten(1))  # type: ignore[no-any-return]
+
+
+class SharesModules(nn.Module):
+    """One activation and one block used at several places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 5, 3, padding=1)
+        self.act = nn.Tanh()
+        self.block = nn.Conv2d(5, 5, 3, padding=1)
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.stem(x))
+        for _ in range(3):
+            x = x + self.act(self.block(x))
+        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class TwoStems(nn.Module):
+    """Two branches from the pixels: no single convolution sees the whole way of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.ModuleDict({"a": nn.Conv2d(3, 5, 3, padding=1), "b": nn.Conv2d(3, 5, 1)})
+        self.body = Branches(self.stem)
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).relu().mean((2, 3)))  # type: ignore[no-any-return]
+
+
+class Branches(nn.Module):
+    """Sum of two convolutions."""
+
+    def __init__(self, stem: nn.ModuleDict) -> None:
+        super().__init__()
+        self.a, self.b = stem["a"], stem["b"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) + self.b(x)  # type: ignore[no-any-return]
+
+
+def mlp() -> nn.Sequential:
+    """On flat inputs."""
+    return nn.Sequential(nn.Linear(192, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def signal_net() -> nn.Sequential:
+    """1-D convolutions on 3-channel signals."""
+    return nn.Sequential(
+        nn.Conv1d(3, 6, 5), nn.ReLU(), nn.AdaptiveAvgPool1d(4), nn.Flatten(), nn.Linear(24, 4)
+    )
+
+
+def grads(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of every gradient there is."""
+    return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], *, tol: float = 1e-12) -> None:
+    """Equal keys, and values equal to rounding."""
+    assert a.keys() == b.keys()
+    torch.testing.assert_close(a, b, rtol=tol, atol=tol)
+
+
+Build = Callable[[], nn.Module]

@@ -1,0 +1,285 @@
+"""Finding f0, knowing when it is affine, p, and refusing cuts that cannot work."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.conftest import (
+    Batch,
+    Build,
+    NormalisesInForward,
+    PatchTransformer,
+    SharesModules,
+    TwoStems,
+    bn_convnet,
+    convnet,
+    mlp,
+    signal_net,
+)
+from yopo import Normalize, Split
+from yopo.hamiltonian import hamiltonian_gradient
+from yopo.models import SmallCNN, preactresnet18, wideresnet
+
+
+def small_resnet() -> nn.Module:
+    return preactresnet18(4, width=4, blocks=(1, 1))
+
+
+FOUND: list[tuple[Build, tuple[int, ...], str]] = [
+    (convnet, (3, 8, 8), "0"),
+    (lambda: nn.Sequential(Normalize([0.5] * 3, [0.2] * 3), convnet()), (3, 8, 8), "1.0"),
+    (PatchTransformer, (3, 8, 8), "patch_embed"),
+    (NormalisesInForward, (3, 8, 8), "stem"),
+    (SharesModules, (3, 8, 8), "stem"),
+    (TwoStems, (3, 8, 8), "body"),
+    (mlp, (192,), "0"),
+    (signal_net, (3, 20), "0"),
+    (small_resnet, (3, 8, 8), "conv1"),
+    (lambda: wideresnet(4, depth=10, width=1), (3, 8, 8), "conv1"),
+    (lambda: SmallCNN(4, width=4, size=16), (1, 16, 16), "conv1"),
+]
+
+
+@pytest.mark.parametrize(("build", "shape", "name"), FOUND)
+def test_first_layer_is_found_and_affine(build: Build, shape: tuple[int, ...], name: str) -> None:
+    cut = Split(build()).cut(torch.rand(3, *shape))
+    assert cut.name == name
+    assert cut.affine
+    assert not cut.random
+
+
+class DividesByDetachedStd(nn.Module):
+    """The graph shows a division by a constant; the constant depends on x."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.detach().std((1, 2, 3), keepdim=True)
+
+
+class Squares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x
+
+
+class OneOver(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 1 / (1 + x)
+
+
+class AffineMix(nn.Module):
+    """Many linear operations, none of them a layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.avg_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 1)
+        y = torch.cat([y, 2 - x.flip(3)], 1)[:, :3] - x.mean((2, 3), keepdim=True) / 7
+        return torch.einsum("bchw,cd->bdhw", y, torch.eye(3) + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("first", "affine"),
+    [
+        (nn.Identity(), True),
+        (AffineMix(), True),
+        (nn.Dropout(0.5), True),  # with its mask fixed
+        (nn.Conv2d(3, 3, 3), True),
+        (nn.ReLU(), False),
+        (nn.Tanh(), False),
+        (nn.BatchNorm2d(3), False),
+        (nn.MaxPool2d(2), False),
+        (DividesByDetachedStd(), False),
+        (Squares(), False),
+        (OneOver(), False),
+    ],
+)
+def test_affine_prefixes_are_told_from_others(first: nn.Module, affine: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), first, nn.Flatten(), nn.LazyLinear(4)).double()
+    x = torch.rand(4, 3, 8, 8)
+    model(x)  # fill in the lazy layer
+    assert Split(model, "0").cut(x).affine
+    assert Split(model, "1").cut(x).affine is affine
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (convnet, "0"),
+        (convnet, "1"),
+        (convnet, "3"),
+        (bn_convnet, "1"),
+        (small_resnet, "layer1"),
+        (NormalisesInForward, "stem"),  # its output is overwritten in place by ReLU
+        (PatchTransformer, "encoder.layers.0"),
+    ],
+)
+def test_p_is_autograds_gradient_at_the_split(build: Build, name: str, batch: Batch) -> None:
+    """p and f0 against a hand-made cut: the module's output replaced by a leaf."""
+    x, y = batch
+    model = build()
+    split = Split(model, name)
+    leaf: list[Tensor] = []
+
+    def replace(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+        leaf.append(output.detach().requires_grad_())
+        return leaf[0].clone()  # later in-place operations then spare the leaf
+
+    handle = model.get_submodule(name).register_forward_hook(replace)
+    loss = F.cross_entropy(model(x), y)
+    handle.remove()
+    (p,) = torch.autograd.grad(loss, leaf[0])
+
+    at = split.propagate(x, lambda logits: F.cross_entropy(logits, y), weights=None)
+    torch.testing.assert_close(split.f0(x)(x), leaf[0], rtol=1e-12, atol=1e-12)
+    if split.cut(x).affine:  # then p is not kept, but its pull-back is ∂loss/∂x
+        assert at.p is None
+    else:
+        assert at.p is not None
+        torch.testing.assert_close(at.p, p, rtol=1e-12, atol=1e-14)
+    pulled = hamiltonian_gradient(p, split.f0(x), x)
+    torch.testing.assert_close(at.grad, pulled, rtol=1e-12, atol=1e-14)
+
+
+def test_hamiltonian_gradient_is_the_derivative_of_p_times_f0(batch: Batch) -> None:
+    x, _ = batch
+    f0 = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Tanh())
+    p = torch.randn_like(f0(x))
+    leaf = x.clone().requires_grad_()
+    (literal,) = torch.autograd.grad((p * f0(leaf)).sum(), leaf)
+    assert torch.equal(hamiltonian_gradient(p, f0, x), literal)
+
+
+def test_f0_stops_at_the_split_and_moves_no_statistics(batch: Batch) -> None:
+    x, _ = batch
+    model = bn_convnet()
+    reached: list[str] = []
+    model[3].register_forward_hook(lambda *_: reached.append("conv2"))
+    split = Split(model, "1")
+    split.cut(x)
+    reached.clear()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    f0 = split.f0(x)
+    out = f0(x)
+    assert reached == []
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert not torch.equal(out.mean((0, 2, 3)), torch.zeros(5))  # it ran
+    model[1].eval()
+    assert not torch.allclose(out, model[:2](x))  # with batch statistics: it ran in training mode
+
+
+def test_dropout_in_f0_keeps_the_mask_of_the_propagation(batch: Batch) -> None:
+    """p belongs to one mask, so f0 in the inner loop uses that one, call after call."""
+    x, y = batch
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(180, 4)
+    )
+    seen: list[Tensor] = []
+    model[2].register_forward_hook(lambda _m, _a, out: seen.append(out.detach()))
+    split = Split(model, "2")
+    assert split.cut(x).random
+    seen.clear()
+    at = split.propagate(x, lambda logits: F.cross_entropy(logits, y), weights=None)
+    assert at.f0 is not None
+    mask = seen[0] == 0
+    for _ in range(3):
+        assert torch.equal(at.f0(x) == 0, mask)
+    state = torch.get_rng_state()
+    at.f0(x)
+    assert torch.equal(torch.get_rng_state(), state)  # replays do not use up random numbers
+    split.propagate(x, lambda logits: F.cross_entropy(logits, y), weights=None)
+    assert not torch.equal(seen[-1] == 0, mask)  # the next propagation draws a new mask
+
+
+def test_compiled_models_are_cut_in_the_original(batch: Batch) -> None:
+    x, y = batch
+    model = convnet()
+    compiled = torch.compile(model, backend="eager")
+    assert isinstance(compiled, nn.Module)
+
+    def objective(logits: Tensor) -> Tensor:
+        return F.cross_entropy(logits, y)
+
+    for name in ("0", "1"):
+        plain = Split(model, name).propagate(x, objective, weights=None)
+        fast = Split(compiled, name).propagate(x, objective, weights=None)
+        torch.testing.assert_close(fast.grad, plain.grad)
+
+
+# ---------------------------------------------------------------- refused
+
+
+class Odd(nn.Module):
+    """A network with modules at which no cut is possible."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 5, 3, padding=1)
+        self.block = nn.Sequential(nn.Conv2d(5, 5, 1), nn.ReLU())
+        self.residual = Residual()
+        self.unused = nn.Conv2d(3, 5, 1)
+        self.constant = nn.Linear(2, 5)
+        self.pair = nn.MaxPool2d(2, return_indices=True)
+        self.head = nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.residual(self.block(self.block(self.conv1(x))))
+        x = self.pair(x)[0]
+        bias = self.constant(torch.ones(2))
+        return self.head(x.mean((2, 3)) + bias)  # type: ignore[no-any-return]
+
+
+class Residual(nn.Module):
+    """x + conv(x)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(5, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("unused", r"never called.*name 'conv1' instead"),
+        ("block", r"called 2 times.*name 'conv1' instead"),
+        ("constant", r"does not see the input.*name 'conv1' instead"),
+        ("residual.conv", r"takes another way to the output; name 'residual' instead"),
+        ("pair", r"does not return a tensor; name 'conv1' instead"),
+    ],
+)
+def test_impossible_cuts_are_refused(name: str, message: str, batch: Batch) -> None:
+    with pytest.raises(ValueError, match=message):
+        Split(Odd(), name).cut(batch[0])
+
+
+def test_unknown_names_get_near_ones() -> None:
+    with pytest.raises(ValueError, match=r"no module 'conv_1'.*near names: conv1"):
+        Split(Odd(), "conv_1")
+    with pytest.raises(ValueError, match="near names"):
+        Split(Odd(), "")
+
+
+def test_a_network_without_modules_is_refused(batch: Batch) -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(192, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten(1) @ self.w
+
+    with pytest.raises(ValueError, match="put the first operations into a module"):
+        Split(Bare()).cut(batch[0])
+
+
+def test_an_output_that_ignores_the_input_is_refused(batch: Batch) -> None:
+    class Blind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x.detach().mean((2, 3)))  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match="does not depend on its input"):
+        Split(Blind()).cut(batch[0])
