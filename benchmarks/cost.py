@@ -1,1 +1,145 @@
-"""Cost."""
+"""What the methods cost, as ratios within one run. Usage: python benchmarks/cost.py [--json FILE]
+
+Times are medians over interleaved rounds, so that a slow moment of the machine hits all alike.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import yopo
+
+Run = Callable[[], object]
+
+
+def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
+    """Median seconds of each run over interleaved rounds, after one round of warm-up."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for round_ in range(rounds + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if round_:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+def peak_bytes(run: Run) -> int:
+    """The most memory that tensors made during the run held at one time."""
+    run()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        run()
+    assert seen.profiler is not None
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def natural_steps(model: nn.Module, x: Tensor, y: Tensor, count: int) -> Run:
+    """`count` plain forward and backward passes, from empty gradients."""
+
+    def run() -> None:
+        model.zero_grad()
+        for _ in range(count):
+            F.cross_entropy(model(x), y).backward()
+
+    return run
+
+
+def step(method: yopo.Method, x: Tensor, y: Tensor) -> Run:
+    """One `backward` of a method, from empty gradients."""
+
+    def run() -> None:
+        method.model.zero_grad()
+        method.backward(x, y)
+
+    return run
+
+
+def main() -> None:
+    """Measure, print, and write if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the ratios and the environment here")
+    parser.add_argument("--rounds", type=int, default=15)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+
+    x, y = torch.rand(64, 3, 32, 32), torch.randint(10, (64,))
+    net = yopo.models.preactresnet18(width=16)
+    threat = yopo.Linf(8 / 255)
+
+    def yopo_5(n: int, grad_at: Literal["after", "before"]) -> Run:
+        return step(yopo.YOPO(net, threat, m=5, n=n, grad_at=grad_at), x, y)
+
+    runs = {
+        "natural": natural_steps(net, x, y, 5),
+        "n=1": yopo_5(1, "before"),
+        "n=10": yopo_5(10, "before"),
+        "after": yopo_5(10, "after"),
+    }
+    resnet = medians(runs, args.rounds)
+    peaks = {name: peak_bytes(runs[name]) for name in ("natural", "n=10", "after")}
+
+    x, y = torch.rand(128, 1, 28, 28), torch.randint(10, (128,))
+    small, threat = yopo.models.SmallCNN(), yopo.Linf(0.3, 0.01)
+    smallcnn = medians(
+        {
+            "yopo": step(yopo.YOPO(small, threat, m=5, n=10, first_layer="relu1"), x, y),
+            "pgd": step(yopo.PGD(small, threat, steps=40), x, y),
+        },
+        max(3, args.rounds // 3),
+    )
+    ratios = {  # name: (measured, at most)
+        "PreAct-ResNet18/16: YOPO-5-1 before / 5 natural passes": (
+            resnet["n=1"] / resnet["natural"],
+            1.10,
+        ),
+        "PreAct-ResNet18/16: YOPO-5-10 before / 5 natural passes": (
+            resnet["n=10"] / resnet["natural"],
+            1.10,
+        ),
+        "PreAct-ResNet18/16: YOPO-5-10 / YOPO-5-1, both before": (
+            resnet["n=10"] / resnet["n=1"],
+            1.05,
+        ),
+        "PreAct-ResNet18/16: YOPO-5-10 after / 5 natural passes": (
+            resnet["after"] / resnet["natural"],
+            None,
+        ),
+        "SmallCNN conv1+ReLU: YOPO-5-10 / PGD-40": (smallcnn["yopo"] / smallcnn["pgd"], 0.5),
+        "peak memory: YOPO-5-10 before / natural": (peaks["n=10"] / peaks["natural"], 1.15),
+        "peak memory: YOPO-5-10 after / natural": (peaks["after"] / peaks["natural"], 1.15),
+    }
+    for name, (ratio, most) in ratios.items():
+        verdict = (
+            "" if most is None else f"at most {most:.2f}: {'ok' if ratio <= most else 'MISSED'}"
+        )
+        print(f"{name:<58} {ratio:5.2f}  {verdict}")
+    if args.json:
+        environment = {
+            "torch": torch.__version__,
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+            "rounds": args.rounds,
+        }
+        record = {
+            "environment": environment,
+            "ratios": {k: round(v, 4) for k, (v, _) in ratios.items()},
+        }
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

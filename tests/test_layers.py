@@ -11,6 +11,7 @@ PACKAGE = Path(yopo.__file__).parent
 # From the top down; a module may import from its own layer's row or from rows below it.
 LAYERS = [
     {"yopo.demo"},
+    {"yopo.demo_page"},
     {"yopo"},
     {"yopo.methods", "yopo.attacks"},
     {"yopo.models", "yopo.data"},
