@@ -9,7 +9,7 @@ from yopo.checks import check_at_least, check_choice
 from yopo.hamiltonian import ascend
 from yopo.losses import Loss
 from yopo.methods.base import AdversarialMethod, Step
-from yopo.propagation import ATTACK_ONLY, FULL, backpropagate
+from yopo.propagation import ATTACK_ONLY, FULL, Objective, backpropagate
 from yopo.split import Split
 from yopo.threat import Threat
 
@@ -52,21 +52,24 @@ class YOPO(AdversarialMethod):
     def _after(self, x: Tensor, y: Tensor, eta: Tensor) -> Step:
         """U = 1/m Σ_j ∇θ loss(x + eta^{j,n}); the pass that gives it gives the next p as well."""
         objective, total = self._objective(y), torch.zeros((), device=x.device)
-        at = self.split.propagate(x + eta, objective, weights=None)  # p at eta^{1,0}
+        eta, _, _ = self._round(x, eta, objective, weights=None)  # eta^{1,n}
         for _ in range(self.m - 1):
-            eta = ascend(self.threat, x, eta, at, self.n)  # eta^{j,n} = eta^{j+1,0}
-            at = self.split.propagate(x + eta, objective, weights=1 / self.m)
-            total = total + at.loss
-        eta = ascend(self.threat, x, eta, at, self.n)  # eta^{m,n}
+            eta, loss, _ = self._round(x, eta, objective, weights=1 / self.m)  # ∇θ at eta^{j,n}
+            total = total + loss
         loss, logits = backpropagate(self.model, x + eta, objective, weights=1 / self.m)
-        spent = ATTACK_ONLY + self.m * FULL
-        return Step((total + loss) / self.m, logits, eta, spent)
+        return Step((total + loss) / self.m, logits, eta, ATTACK_ONLY + self.m * FULL)
 
     def _before(self, x: Tensor, y: Tensor, eta: Tensor) -> Step:
         """U = 1/m Σ_j ∇θ loss(x + eta^{j,0}), from the very passes that give p."""
         objective, total = self._objective(y), torch.zeros((), device=x.device)
         for _ in range(self.m):
-            at = self.split.propagate(x + eta, objective, weights=1 / self.m)
-            total = total + at.loss
-            eta = ascend(self.threat, x, eta, at, self.n)
-        return Step(total / self.m, at.logits, eta, self.m * FULL)
+            eta, loss, logits = self._round(x, eta, objective, weights=1 / self.m)
+            total = total + loss
+        return Step(total / self.m, logits, eta, self.m * FULL)
+
+    def _round(
+        self, x: Tensor, eta: Tensor, objective: Objective, weights: float | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Propagate at eta^{j,0} for p (and ∇θ), then climb to eta^{j,n} with p frozen."""
+        at = self.split.propagate(x + eta, objective, weights=weights)
+        return ascend(self.threat, x, eta, at, self.n), at.loss, at.logits
