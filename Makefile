@@ -20,7 +20,7 @@ format: .venv/dev.stamp  ## put the code into house format
 	$(BIN)/ruff format .
 
 bench: .venv/dev.stamp  ## cost ratios of the methods on this machine
-	$(BIN)/python benchmarks/cost.py
+	$(BIN)/python -m benchmarks.cost
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

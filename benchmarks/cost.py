@@ -1,4 +1,4 @@
-"""What the methods cost, as ratios within one run. Usage: python benchmarks/cost.py [--json FILE]
+"""What the methods cost, as ratios within one run. Usage: python -m benchmarks.cost [--json FILE]
 
 Times are medians over interleaved rounds, so that a slow moment of the machine hits all alike.
 """

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from benchmarks.cost import peak_bytes
 from tests.conftest import Batch, assert_same, bn_convnet, convnet, grads
 from yopo import L2, NFGSM, PGD, TRADES, TRADESYOPO, YOPO, Fast, Free, Linf, Method, Natural, Threat
 from yopo.models import preactresnet18
@@ -413,6 +414,36 @@ def test_works_under_no_grad_and_in_bf16_autocast(make: Make, batch: Batch) -> N
     rough = torch.cat([g.flatten() for g in grads(model).values()])
     assert out.eta.dtype == rough.dtype == torch.float32
     assert F.cosine_similarity(rough, exact, 0) > 0.9  # signs may flip where gradients are near 0
+
+
+@pytest.mark.parametrize(
+    ("few", "many"),
+    [
+        (lambda net: PGD(net, THREAT, steps=2), lambda net: PGD(net, THREAT, steps=20)),
+        (
+            lambda net: YOPO(net, THREAT, m=2, n=4, first_layer="1"),
+            lambda net: YOPO(net, THREAT, m=5, n=12, first_layer="1"),
+        ),
+    ],
+)
+def test_memory_does_not_grow_with_steps_under_autocast(few: Make, many: Make) -> None:
+    """autocast keeps casts of leaf tensors until it ends; the images must not be among them."""
+    x, y = torch.rand(16, 3, 16, 16).float(), torch.arange(16) % 4
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AvgPool2d(14), nn.Flatten(), nn.Linear(4, 4)
+    ).float()
+
+    def peak(make: Make) -> int:
+        method = make(model)
+
+        def run() -> None:
+            model.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                method.backward(x, y)
+
+        return peak_bytes(run)
+
+    assert peak(many) <= 1.05 * peak(few)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def hamiltonian_gradient(p: Tensor, f0: Network, x: Tensor) -> Tensor:
     """∇x p·f0(x): p pulled back through f0, which is cheaper than differentiating the product."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        (grad,) = torch.autograd.grad(f0(x), x, p)
+        (grad,) = torch.autograd.grad(f0(x.view_as(x)), x, p)  # a view: see propagate
     return grad
 
 

@@ -37,7 +37,7 @@ def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | N
     """
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        logits = f(x)
+        logits = f(x.view_as(x))  # a view: autocast takes a leaf for a weight and keeps its cast
         loss = scalar(objective(logits))
         if weights is None:
             (grad,) = torch.autograd.grad(loss, x)

@@ -1,0 +1,1 @@
+"""Cost ratios: see cost.py."""
