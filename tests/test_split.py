@@ -17,7 +17,7 @@ from tests.conftest import (
     mlp,
     signal_net,
 )
-from yopo import Normalize, Split
+from yopo import YOPO, Linf, Normalize, Split
 from yopo.hamiltonian import hamiltonian_gradient
 from yopo.models import SmallCNN, preactresnet18, wideresnet
 
@@ -188,6 +188,7 @@ def test_dropout_in_f0_keeps_the_mask_of_the_propagation(batch: Batch) -> None:
     assert not torch.equal(seen[-1] == 0, mask)  # the next propagation draws a new mask
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo in torch 2.11
 def test_compiled_models_are_cut_in_the_original(batch: Batch) -> None:
     x, y = batch
     model = convnet()
@@ -235,6 +236,14 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.conv(x)  # type: ignore[no-any-return]
+
+
+def test_a_refused_cut_changes_nothing(batch: Batch) -> None:
+    model = Odd()
+    method = YOPO(model, Linf(0.1), first_layer="unused")
+    with pytest.raises(ValueError, match="never called"):
+        method.backward(*batch)
+    assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.parametrize(
