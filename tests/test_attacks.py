@@ -215,3 +215,63 @@ def test_attacks_check_their_input(batch: Batch) -> None:
             attack(convnet(), x, F.one_hot(y, 4).double(), THREATS[0])
         with pytest.raises(ValueError, match="labels from 0 to 3"):
             attack(convnet(), x, y + 1, THREATS[0])
+
+
+class NanGradient(nn.Module):
+    """Finite outputs, but the gradient is NaN at black pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x / (x.square().sum(1, keepdim=True).sqrt() + 1e-3)
+        return self.head(self.conv(x).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def test_nan_gradients_do_not_pass_for_successful_attacks(batch: Batch) -> None:
+    x = batch[0].clone()
+    x[:, :, :4] = 0
+    model = NanGradient()
+    y = model(x).argmax(1)
+    for adversarial in (
+        cw(model, x, y, Linf(1e-9), steps=3),
+        pgd(model, x, y, L2(1e-9), steps=3),
+        pgd(model, x, y, Linf(1e-9), steps=3),
+    ):
+        assert adversarial.isfinite().all()
+        assert accuracy(model, adversarial, y) == 1
+    assert pgd(model, x, y, L2(1.0), steps=3).isfinite().all()
+
+
+def test_nan_outputs_do_not_pass_for_successful_attacks(batch: Batch) -> None:
+    x, _ = batch
+    x = 0.4 + 0.2 * x
+
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = convnet()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x) / (x.mean((1, 2, 3)) < 0.52).to(x)[:, None]  # type: ignore[no-any-return]
+
+    model = Breaks()
+    y = model(x).argmax(1)
+    adversarial = pgd(model, x, y, Linf(0.3), steps=5)
+    assert adversarial.isfinite().all()
+    assert model(adversarial).isfinite().all()
+
+
+def test_attacks_work_inside_inference_mode(trained: tuple[nn.Module, Tensor, Tensor]) -> None:
+    model, x, y = trained
+    with torch.inference_mode():
+        inside = pgd(model, x.clone(), y.clone(), THREATS[0], steps=5, random_start=False)
+        cw(model, x.clone(), y.clone(), THREATS[0], steps=2)
+    assert torch.equal(inside, pgd(model, x, y, THREATS[0], steps=5, random_start=False))
+
+
+@pytest.mark.parametrize("options", [{"c": -1.0}, {"c": float("nan")}, {"lr": 0.0}, {"steps": 0}])
+def test_bad_cw_options(options: dict[str, float], batch: Batch) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        cw(convnet(), *batch, THREATS[0], **options)  # type: ignore[arg-type]

@@ -54,6 +54,7 @@ def test_bad_batches(spoil: Spoil, message: str, batch: Batch) -> None:
     [
         (torch.zeros(6, 3, 8, 7), r"expected eta like the images, \(6, 3, 8, 8\)"),
         (torch.full((6, 3, 8, 8), float("nan")), "finite eta"),
+        (torch.zeros(6, 3, 8, 8, dtype=torch.int64), r"floating-point .*got torch\.int64"),
     ],
 )
 def test_bad_eta(eta: Tensor, message: str, batch: Batch) -> None:

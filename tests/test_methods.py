@@ -14,7 +14,21 @@ from torch.utils.flop_counter import flop_registry
 
 from benchmarks.cost import peak_bytes
 from tests.conftest import Batch, assert_same, bn_convnet, convnet, grads
-from yopo import L2, NFGSM, PGD, TRADES, TRADESYOPO, YOPO, Fast, Free, Linf, Method, Natural, Threat
+from yopo import (
+    L2,
+    NFGSM,
+    PGD,
+    TRADES,
+    TRADESYOPO,
+    YOPO,
+    AdversarialMethod,
+    Fast,
+    Free,
+    Linf,
+    Method,
+    Natural,
+    Threat,
+)
 from yopo.models import preactresnet18
 
 THREAT = Linf(0.1, 0.03)
@@ -385,6 +399,37 @@ def test_loss_is_an_argument_and_must_be_a_number(
     method = build(convnet(), nn.CrossEntropyLoss(reduction="none"))
     with pytest.raises(ValueError, match="take the mean over the batch"):
         method.backward(*batch)
+
+
+def test_a_loss_of_ones_own_may_ignore_labels(batch: Batch) -> None:
+    x, y = batch
+    model = convnet()
+    YOPO(model, THREAT, loss=nn.CrossEntropyLoss(ignore_index=-1)).backward(x, y - 1)
+    assert grads(model)
+
+
+@pytest.mark.parametrize("name", ["pgd", "free", "fast", "nfgsm", "yopo after", "trades"])
+def test_the_threat_can_be_changed_between_batches(name: str, batch: Batch) -> None:
+    """As a schedule for eps does."""
+    method = METHODS[name](convnet())
+    assert isinstance(method, AdversarialMethod)
+    method.threat = Linf(0.01)
+    largest = {"nfgsm": 0.03}.get(name, 0.01)
+    assert method.backward(*batch).eta.abs().max() <= largest
+
+
+def test_a_model_that_returns_more_than_logits_in_training_is_refused(batch: Batch) -> None:
+    class Auxiliary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = convnet()
+
+        def forward(self, x: Tensor) -> object:
+            return (self.net(x), None) if self.training else self.net(x)
+
+    for method in (Natural(Auxiliary()), YOPO(Auxiliary(), THREAT)):
+        with pytest.raises(ValueError, match="expected logits"):
+            method.backward(*batch)
 
 
 def test_one_output_with_a_binary_loss(batch: Batch) -> None:

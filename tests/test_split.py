@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import (
     Batch,
@@ -17,9 +18,10 @@ from tests.conftest import (
     mlp,
     signal_net,
 )
-from yopo import YOPO, Linf, Normalize, Split
-from yopo.hamiltonian import hamiltonian_gradient
+from yopo import PGD, TRADES, YOPO, Linf, Normalize, Split
+from yopo.attacks import cw, pgd
 from yopo.models import SmallCNN, preactresnet18, wideresnet
+from yopo.split import _watch_costate
 
 
 def small_resnet() -> nn.Module:
@@ -75,9 +77,24 @@ class AffineMix(nn.Module):
         return torch.einsum("bchw,cd->bdhw", y, torch.eye(3) + 0.1)
 
 
+class FlipsSomeSigns(nn.Module):
+    """One channel hides behind another's size; its gradient's sign depends on the pixel."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        flipped = x[:, 1:] * torch.where(x[:, 1:].detach() > 0.5, -1.0, 1.0)
+        return torch.cat([255 * x[:, :1], 1e-2 * flipped], 1)
+
+
+class FlipsAtOne(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.where(x.detach() >= 1, -1.0, 1.0)
+
+
 @pytest.mark.parametrize(
     ("first", "affine"),
     [
+        (FlipsSomeSigns(), False),
+        (FlipsAtOne(), False),
         (nn.Identity(), True),
         (AffineMix(), True),
         (nn.Dropout(0.5), True),  # with its mask fixed
@@ -92,11 +109,10 @@ class AffineMix(nn.Module):
     ],
 )
 def test_affine_prefixes_are_told_from_others(first: nn.Module, affine: bool) -> None:
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), first, nn.Flatten(), nn.LazyLinear(4)).double()
-    x = torch.rand(4, 3, 8, 8)
+    model = nn.Sequential(first, nn.Flatten(), nn.LazyLinear(4)).double()
+    x = 0.9 * torch.rand(4, 3, 8, 8)
     model(x)  # fill in the lazy layer
-    assert Split(model, "0").cut(x).affine
-    assert Split(model, "1").cut(x).affine is affine
+    assert Split(model, "0").cut(x).affine is affine
 
 
 @pytest.mark.parametrize(
@@ -134,17 +150,17 @@ def test_p_is_autograds_gradient_at_the_split(build: Build, name: str, batch: Ba
     else:
         assert at.p is not None
         torch.testing.assert_close(at.p, p, rtol=1e-12, atol=1e-14)
-    pulled = hamiltonian_gradient(p, split.f0(x), x)
+    pulled = split.f0(x).pull_back(p, x)
     torch.testing.assert_close(at.grad, pulled, rtol=1e-12, atol=1e-14)
 
 
-def test_hamiltonian_gradient_is_the_derivative_of_p_times_f0(batch: Batch) -> None:
+def test_pull_back_is_the_derivative_of_p_times_f0(batch: Batch) -> None:
     x, _ = batch
-    f0 = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Tanh())
-    p = torch.randn_like(f0(x))
+    model = convnet(nn.Tanh)
+    p = torch.randn_like(model[:2](x))
     leaf = x.clone().requires_grad_()
-    (literal,) = torch.autograd.grad((p * f0(leaf)).sum(), leaf)
-    assert torch.equal(hamiltonian_gradient(p, f0, x), literal)
+    (literal,) = torch.autograd.grad((p * model[:2](leaf)).sum(), leaf)
+    assert torch.equal(Split(model, "1").f0(x).pull_back(p, x), literal)
 
 
 def test_f0_stops_at_the_split_and_moves_no_statistics(batch: Batch) -> None:
@@ -202,6 +218,103 @@ def test_compiled_models_are_cut_in_the_original(batch: Batch) -> None:
         plain = Split(model, name).propagate(x, objective, weights=None)
         fast = Split(compiled, name).propagate(x, objective, weights=None)
         torch.testing.assert_close(fast.grad, plain.grad)
+
+
+def test_a_view_overwritten_in_place_is_still_a_cut() -> None:
+    """The output of a linear layer on sequences is a view."""
+    model = nn.Sequential(
+        nn.Linear(5, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.Flatten(), nn.Linear(18, 4)
+    )
+    x, y = torch.rand(6, 3, 5), torch.arange(6) % 4
+    cut = Split(model).cut(x)
+    assert (cut.name, cut.affine) == ("0", True)
+    z = model[0](x).detach().requires_grad_()
+    (p,) = torch.autograd.grad(F.cross_entropy(model[2:](z.relu()), y), z)
+    with _watch_costate(model[0]) as found:
+        F.cross_entropy(model(x), y).backward()
+    torch.testing.assert_close(found[0], p)
+
+
+def test_models_may_write_into_their_input(batch: Batch) -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = convnet()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x.sub_(0.5).div_(0.25))  # type: ignore[no-any-return]
+
+    x, y = batch
+    before, model = x.clone(), Writes()
+    for method in (YOPO(model, Linf(0.1)), TRADES(model, Linf(0.1)), PGD(model, Linf(0.1))):
+        method.backward(x, y)
+    pgd(model, x, y, Linf(0.1), steps=2)
+    cw(model, x, y, Linf(0.1), steps=2)
+    assert torch.equal(x, before)
+    assert Split(model).cut(x).affine
+
+
+@pytest.mark.parametrize("first_layer", [None, "body"])
+def test_checkpointed_layers_move_statistics_only_with_weight_gradients(
+    first_layer: str | None, batch: Batch
+) -> None:
+    """Recomputation on the way back must run on the frozen state as well."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, 5, 3, padding=1)
+            self.body = Recomputed(bn_convnet()[1:3])
+            self.head = nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.body(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+    class Recomputed(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    x, y = batch
+    model = Checkpointed()
+    counter = "body.inner.1.num_batches_tracked"
+    F.cross_entropy(model(x), y).backward()
+    once = int(model.state_dict()[counter])
+    YOPO(model, Linf(0.1), m=2, n=3, first_layer=first_layer).backward(x, y)
+    assert int(model.state_dict()[counter]) == 3 * once
+
+
+def test_a_recurrent_first_layer_is_refused_rather_than_run_in_full() -> None:
+    """LSTM returns a tuple, and the next cut would be the logits themselves."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(5, 6, batch_first=True)
+            self.head = nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0][:, -1])  # type: ignore[no-any-return]
+
+    x = torch.rand(2, 3, 5)
+    with pytest.raises(ValueError, match="no f0"):
+        Split(Recurrent()).cut(x)
+    with pytest.raises(ValueError, match="f0 would be the whole network"):
+        Split(Recurrent(), "head").cut(x)
+
+
+def test_flags_of_inner_modules_count(batch: Batch) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Dropout(), nn.Flatten(), nn.Linear(180, 4)
+    )
+    model[2].eval()
+    split = Split(model, "2")
+    assert not split.cut(batch[0]).random
+    model[2].train()
+    assert split.cut(batch[0]).random
 
 
 # ---------------------------------------------------------------- refused

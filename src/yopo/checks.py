@@ -79,6 +79,9 @@ def check_targets(y: Tensor, x: Tensor, classes: int | None) -> None:
 
 def check_eta(eta: Tensor, x: Tensor) -> None:
     """A given perturbation fits the images."""
+    if not isinstance(eta, Tensor) or not eta.is_floating_point():
+        got = eta.dtype if isinstance(eta, Tensor) else type(eta).__name__
+        raise ValueError(f"expected eta as a floating-point torch.Tensor, got {got}")
     if eta.shape != x.shape or eta.device != x.device:
         raise ValueError(
             f"expected eta like the images, {tuple(x.shape)} on {x.device}, "
@@ -90,9 +93,14 @@ def check_eta(eta: Tensor, x: Tensor) -> None:
 
 def check_step(step: float) -> float:
     """A step size is a positive, finite number."""
-    if not 0 < step < float("inf"):
-        raise ValueError(f"expected step > 0, got {step}; leave it out for the default")
-    return float(step)
+    return check_positive("step", step)
+
+
+def check_positive(name: str, value: float) -> float:
+    """A size is a positive, finite number."""
+    if not 0 < value < float("inf"):
+        raise ValueError(f"expected {name} > 0, got {value}; leave it out for the default")
+    return float(value)
 
 
 def check_attack(model: nn.Module, x: Tensor, y: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -9,22 +10,41 @@ from torch.func import functional_call
 
 Network = Callable[[Tensor], Tensor]
 RngState = tuple[Tensor, Tensor | None]  # CPU, CUDA
+T = TypeVar("T")
 
 
-def frozen(model: nn.Module) -> Network:
-    """The model as a function whose parameters get no gradient and whose buffers stay as they are.
+class Frozen:
+    """The model with parameters that get no gradient and buffers that stay as they are.
 
     Parameters are detached, so backward passes skip the weight gradients; buffers are copied once,
     so BatchNorm in training mode writes its running statistics into the copies.
     """
-    state = {name: p.detach() for name, p in model.named_parameters()}
-    state |= {name: b.clone() for name, b in model.named_buffers()}
 
-    def network(x: Tensor) -> Tensor:
-        logits: Tensor = functional_call(model, state, (x,))
-        return logits
+    def __init__(self, model: nn.Module) -> None:
+        self._around = _Around(model)
+        self._state = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+        self._state |= {f"model.{name}": b.clone() for name, b in model.named_buffers()}
 
-    return network
+    def __call__(self, x: Tensor) -> Tensor:
+        """Forward alone."""
+        out: Tensor = self.run(lambda model: model(x))
+        return out
+
+    def run(self, work: Callable[[nn.Module], T]) -> T:
+        """Do `work`, forward and backward: checkpointed layers run again on the way back."""
+        result: T = functional_call(self._around, self._state, (work,))
+        return result
+
+
+class _Around(nn.Module):
+    """Holds the model so that functional_call keeps it frozen while `work` is done on it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, work: Callable[[nn.Module], T]) -> T:
+        return work(self.model)
 
 
 @contextmanager
@@ -72,3 +92,9 @@ def forked_rng(x: Tensor, state: RngState | None = None) -> Iterator[None]:
 def rng_state(x: Tensor) -> RngState:
     """The state of the random streams that a forward pass at x may draw from."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(x.device) if x.is_cuda else None
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The module that torch.compile was given, or the model itself."""
+    original: nn.Module = getattr(model, "_orig_mod", model)
+    return original

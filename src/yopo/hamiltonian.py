@@ -4,20 +4,10 @@ The paper has two signs for p. Section 2.2 takes p = +∂loss/∂f0 and lets the
 section 3 takes p = −∂loss/∂f0 and lets it minimise H0. Here, as in all methods: plus, and ascend.
 """
 
-import torch
 from torch import Tensor
 
-from yopo.frozen import Network
 from yopo.propagation import Propagation
 from yopo.threat import Threat
-
-
-def hamiltonian_gradient(p: Tensor, f0: Network, x: Tensor) -> Tensor:
-    """∇x p·f0(x): p pulled back through f0, which is cheaper than differentiating the product."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        (grad,) = torch.autograd.grad(f0(x.view_as(x)), x, p)  # a view: see propagate
-    return grad
 
 
 def ascend(threat: Threat, x: Tensor, eta: Tensor, at: Propagation, n: int) -> Tensor:
@@ -31,6 +21,6 @@ def ascend(threat: Threat, x: Tensor, eta: Tensor, at: Propagation, n: int) -> T
     grad = at.grad
     for s in range(n):
         if s > 0:
-            grad = hamiltonian_gradient(at.p, at.f0, x + eta)
+            grad = at.f0.pull_back(at.p, x + eta)
         eta = threat.ascend(eta, grad, x)
     return eta

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from yopo.frozen import Network
+from yopo.frozen import Frozen, Network
 
 Objective = Callable[[Tensor], Tensor]  # logits (B, C) -> scalar
 
@@ -17,6 +18,16 @@ ATTACK_ONLY = 2 / 3
 FULL = 1.0
 
 
+class FirstLayer(Protocol):
+    """f0 alone, as it ran in one propagation: same weights, same dropout masks."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """f0(x)."""
+
+    def pull_back(self, p: Tensor, x: Tensor) -> Tensor:
+        """∇x p·f0(x)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Propagation:
     """What one pass at x found."""
@@ -25,27 +36,34 @@ class Propagation:
     logits: Tensor  # (B, C)
     grad: Tensor  # ∂loss/∂x, (B, ...)
     p: Tensor | None = None  # the co-state ∂loss/∂f0, where the inner loop needs it
-    f0: Network | None = None  # f0 as it ran in this pass, dropout masks included; with p
+    f0: FirstLayer | None = None  # with p
 
 
-def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:
+def propagate(
+    f: nn.Module | Frozen, x: Tensor, objective: Objective, *, weights: float | None
+) -> Propagation:
     """Propagate x (B, ...) forward through f, and objective(f(x)) back to x.
 
-    `weights` times the weight gradient is added to .grad; None adds none (give a frozen f then, so
-    that none is computed). ∂loss/∂x comes multiplied by `weights` too; the adversary uses its
-    direction only.
+    `weights` times the weight gradient is added to .grad; None, with a frozen f, computes none.
+    ∂loss/∂x comes multiplied by `weights` too; the adversary uses its direction only.
     """
     x = x.detach().requires_grad_()
-    with torch.enable_grad():
-        logits = f(x.view_as(x))  # a view: autocast takes a leaf for a weight and keeps its cast
-        loss = scalar(objective(logits))
-        if weights is None:
-            (grad,) = torch.autograd.grad(loss, x)
-        else:
-            (loss * weights).backward()
-            assert x.grad is not None
-            grad = x.grad
-    return Propagation(loss.detach(), logits.detach(), grad)
+
+    def work(network: Network) -> Propagation:
+        with torch.enable_grad():
+            # A copy: the model may write into its input, and autocast would take a leaf for a
+            # weight and keep its cast.
+            logits = network(x.clone())
+            loss = scalar(objective(_tensor(logits)))
+            if weights is None:
+                (grad,) = torch.autograd.grad(loss, x)
+            else:
+                (loss * weights).backward()
+                assert x.grad is not None
+                grad = x.grad
+        return Propagation(loss.detach(), logits.detach(), grad)
+
+    return f.run(work) if isinstance(f, Frozen) else work(f)
 
 
 def backpropagate(
@@ -53,7 +71,7 @@ def backpropagate(
 ) -> tuple[Tensor, Tensor]:
     """Add `weights` times ∂objective(f(x))/∂θ to .grad; return loss and logits."""
     with torch.enable_grad():
-        logits = f(x)
+        logits = _tensor(f(x))
         loss = scalar(objective(logits))
         (loss * weights).backward()
     return loss.detach(), logits.detach()
@@ -66,4 +84,13 @@ def scalar(loss: Tensor) -> Tensor:
     raise ValueError(
         f"expected the loss to be one number, got shape {tuple(loss.shape)}; "
         "take the mean over the batch"
+    )
+
+
+def _tensor(logits: Tensor) -> Tensor:
+    if isinstance(logits, Tensor):
+        return logits
+    raise ValueError(
+        f"expected logits (batch, classes) from the model, got {type(logits).__name__}; "
+        "wrap the model so that it returns the logits alone"
     )

@@ -1,13 +1,13 @@
 """Cut any network into g ∘ f0 at a named module, without changing it.
 
-The network is studied once, on two samples: a forward pass with frozen parameters leaves an
+The network is studied once: a forward pass with frozen parameters leaves an
 autograd graph in which every node depends on the input, and the graph says where a cut is
 possible and whether f0 is affine.
 """
 
 import difflib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from yopo.frozen import Network, RngState, forked_rng, frozen, rng_state
-from yopo.propagation import Objective, Propagation, propagate
+from yopo.frozen import Frozen, RngState, forked_rng, rng_state, uncompiled
+from yopo.propagation import FirstLayer, Objective, Propagation, propagate
 
 Edge = tuple[Node, int]  # a value in the autograd graph: the node and which of its outputs
 
@@ -41,24 +41,25 @@ class Split:
     def __init__(self, model: nn.Module, first_layer: str | None = None) -> None:
         self.model = model
         # The modules inside a compiled network can be watched only in the original.
-        self._original: nn.Module = getattr(model, "_orig_mod", model)
+        self._original = uncompiled(model)
         self._target = None if first_layer is None else _submodule(self._original, first_layer)
         self._first_layer = first_layer
         self._cuts: dict[object, Cut] = {}
 
     def cut(self, x: Tensor) -> Cut:
         """Study the network on inputs like x (B, ...), once for each shape and mode."""
-        key = (x.shape[1:], x.dtype, x.device, self.model.training)
+        flags = tuple(module.training for module in self._original.modules())
+        key = (x.shape[1:], x.dtype, x.device, flags)
         if key not in self._cuts:
             with forked_rng(x), torch.enable_grad():
-                self._cuts[key] = self._study(x[:2])
+                self._cuts[key] = self._study(x)
         return self._cuts[key]
 
     def propagate(self, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:
         """One full propagation that also leaves what the inner loop on f0 needs."""
         cut = self.cut(x)
         model = self.model if cut.affine else self._original
-        f = frozen(model) if weights is None else model
+        f = Frozen(model) if weights is None else model
         if cut.affine:  # ∂loss/∂x is the inner gradient for every eta: no need of p or f0
             return propagate(f, x, objective, weights=weights)
         rng = rng_state(x) if cut.random else None
@@ -68,18 +69,9 @@ class Split:
             raise ValueError(f"{cut.name!r} was called {len(found)} times in this forward pass")
         return replace(out, p=found[0], f0=self.f0(x, rng))
 
-    def f0(self, x: Tensor, rng: RngState | None = None) -> Network:
-        """f0 alone as a function, frozen; with `rng`, every call draws the same random numbers."""
-        module = self.cut(x).module
-        f = frozen(self._original)
-
-        def network(x: Tensor) -> Tensor:
-            if rng is None:
-                return _run_to(module, f, x)
-            with forked_rng(x, rng):
-                return _run_to(module, f, x)
-
-        return network
+    def f0(self, x: Tensor, rng: RngState | None = None) -> FirstLayer:
+        """f0 alone, frozen; with `rng`, every call draws the same random numbers."""
+        return _F0(self.cut(x).module, Frozen(self._original), rng)
 
     def _study(self, x: Tensor) -> Cut:
         x = x.detach().clone().requires_grad_()
@@ -88,20 +80,21 @@ class Split:
             call = _first_cut(calls, is_cut)
             if call is None:
                 raise ValueError(
-                    "no module of this network has the whole input pass through it, so there is "
-                    "no f0; put the first operations into a module of their own"
+                    "no module inside this network has the whole input pass through it, so there "
+                    "is no f0; put the first operations into a module of their own, or name one "
+                    "with first_layer"
                 )
         else:
             call = _named_cut(calls, is_cut, self._first_layer, self._target)
         assert call.edge is not None
-        before = rng_state(x)
-        f = frozen(self._original)
-        _run_to(call.module, f, x)
-        random = not all(
-            a is b or torch.equal(a, b)  # type: ignore[arg-type]
-            for a, b in zip(before, rng_state(x), strict=True)
-        )
-        affine = _is_linear(call.edge) and _gradient_is_constant(call.module, f, x)
+        frozen, rng = Frozen(self._original), rng_state(x)
+        _F0(call.module, frozen, None)(x)
+        drawn = rng_state(x)
+        random = not torch.equal(rng[0], drawn[0])
+        if rng[1] is not None and drawn[1] is not None:
+            random = random or not torch.equal(rng[1], drawn[1])
+        f0 = _F0(call.module, frozen, rng)
+        affine = _is_linear(call.edge) and _gradient_is_constant(f0, x)
         return Cut(call.name, call.module, affine, random)
 
 
@@ -113,18 +106,39 @@ class _ReachedEndOfF0(BaseException):  # not an Exception: user code must not sw
         self.output = output
 
 
-def _run_to(module: nn.Module, f: Network, x: Tensor) -> Tensor:
-    """Run f until `module` has finished and return what it gave."""
+@dataclass(frozen=True, slots=True)
+class _F0:
+    """The network run until `module` has finished."""
 
-    def stop(_module: nn.Module, _args: object, output: Tensor) -> NoReturn:
-        raise _ReachedEndOfF0(output)
+    module: nn.Module
+    frozen: Frozen
+    rng: RngState | None  # where every call starts drawing from; None: the global stream
 
-    with _forward_hook(module, stop):
-        try:
-            f(x)
-        except _ReachedEndOfF0 as reached:
-            return reached.output
-    raise ValueError("the first layer was not called in this forward pass")
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.frozen.run(lambda model: self._run(model, x))
+
+    def pull_back(self, p: Tensor, x: Tensor) -> Tensor:
+        """∇x p·f0(x), cheaper than differentiating the product."""
+        x = x.detach().requires_grad_()
+
+        def work(model: nn.Module) -> Tensor:
+            with torch.enable_grad():
+                (grad,) = torch.autograd.grad(self._run(model, x), x, p)
+            return grad
+
+        return self.frozen.run(work)
+
+    def _run(self, model: nn.Module, x: Tensor) -> Tensor:
+        def stop(_module: nn.Module, _args: object, output: Tensor) -> NoReturn:
+            raise _ReachedEndOfF0(output)
+
+        rng = forked_rng(x, self.rng) if self.rng else nullcontext()
+        with rng, _forward_hook(self.module, stop):
+            try:
+                model(x.clone())  # a copy: see propagate
+            except _ReachedEndOfF0 as reached:
+                return reached.output
+        raise ValueError("the first layer was not called in this forward pass")
 
 
 @contextmanager
@@ -134,15 +148,22 @@ def _watch_costate(module: nn.Module) -> Iterator[list[Tensor]]:
 
     # A hook on the tensor, not .retain_grad(): the next module may overwrite f0's output in
     # place, and p belongs to the value before that.
-    def watch(_module: nn.Module, _args: object, output: Tensor) -> None:
+    def watch(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
+        output = _own(output)
         output.register_hook(found.append)
+        return output
 
     with _forward_hook(module, watch):
         yield found
 
 
+def _own(output: Tensor) -> Tensor:
+    """The value itself, not a view: writing into a view in place would change its history."""
+    return output.clone() if output._is_view() else output
+
+
 @contextmanager
-def _forward_hook(module: nn.Module, hook: Callable[..., None]) -> Iterator[None]:
+def _forward_hook(module: nn.Module, hook: Callable[..., Tensor | None]) -> Iterator[None]:
     handle = module.register_forward_hook(hook)
     try:
         yield
@@ -172,27 +193,35 @@ def _record(model: nn.Module, x: Tensor) -> tuple[list[_Call], IsCut]:
     handles = []
     for name, module in model.named_modules():
 
-        def note(module: nn.Module, _args: object, output: object, name: str = name) -> None:
-            tensor = isinstance(output, Tensor)
-            node = output.grad_fn if isinstance(output, Tensor) else None
-            edge = (node, output.output_nr) if node and isinstance(output, Tensor) else None
-            calls.append(_Call(name, module, edge, tensor))
+        def note(module: nn.Module, _args: object, output: object, name: str = name) -> object:
+            edge = None
+            if isinstance(output, Tensor):
+                output = _own(output)
+                edge = (output.grad_fn, output.output_nr) if output.grad_fn else None
+            calls.append(_Call(name, module, edge, isinstance(output, Tensor)))
+            return output
 
         if name:  # the whole network is no first layer
             handles.append(module.register_forward_hook(note))
     try:
         # The clone gives the input a node of its own, so that an identity layer has one too.
-        logits = frozen(model)(x.clone())
+        logits = Frozen(model)(x.clone())
     finally:
         for handle in handles:
             handle.remove()
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"expected logits from the model, got {type(logits).__name__}")
     if logits.grad_fn is None:
         raise ValueError("the model's output does not depend on its input; nothing to attack")
     end = (logits.grad_fn, logits.output_nr)
 
     def is_cut(call: _Call) -> bool:
+        if call.edge is None:
+            return False
+        if call.edge == end and not _is_linear(end):  # f0 would be the whole network
+            return False
         alone = sum(other.module is call.module for other in calls) == 1
-        return alone and call.edge is not None and not _reaches(end, x, without=call.edge)
+        return alone and not _reaches(end, x, without=call.edge)
 
     return calls, is_cut
 
@@ -231,6 +260,8 @@ def _named_cut(calls: list[_Call], is_cut: IsCut, name: str, target: nn.Module |
         why = "does not return a tensor"
     elif mine[0].edge is None:
         why = "does not see the input: its output does not depend on it"
+    elif mine[0] is calls[-1]:
+        why = "gives the logits, so that f0 would be the whole network"
     else:
         why = "does not see the whole input: part of it takes another way to the output"
     around = [c for c in calls if name.startswith(c.name + ".") and is_cut(c)]
@@ -282,19 +313,14 @@ def _is_linear(edge: Edge) -> bool:
     return True
 
 
-def _gradient_is_constant(module: nn.Module, f: Network, x: Tensor) -> bool:
-    """Whether ∇ p·f0 agrees at x and at a random point of the box, for one random p.
+def _gradient_is_constant(f0: FirstLayer, x: Tensor) -> bool:
+    """Whether ∇ p·f0 agrees at x, at a random point and at a random corner, for one random p.
 
     Catches what the graph hides, such as division by a detached statistic of the input.
     """
-    rng = rng_state(x)
-    p: Tensor | None = None
-    grads: list[Tensor] = []
-    for at in (x, torch.rand_like(x)):
-        at = at.detach().requires_grad_()
-        with forked_rng(x, rng):
-            out = _run_to(module, f, at)
-        p = torch.randn_like(out) if p is None else p
-        grads += torch.autograd.grad((p * out).sum(), at)
-    scale = grads[0].abs().max().clamp(min=torch.finfo(x.dtype).tiny)
-    return bool((grads[0] - grads[1]).abs().max() <= 1e-4 * scale)
+    with torch.no_grad():
+        p = torch.randn_like(f0(x))
+    point = torch.rand_like(x)
+    at_x, *others = (f0.pull_back(p, at) for at in (x, point, (point > 0.5).to(x)))
+    allowed = 1e-4 * at_x.abs() + 1e-6 * at_x.abs().max()
+    return all(bool(((at_x - other).abs() <= allowed).all()) for other in others)

@@ -100,6 +100,7 @@ class L2:
         On the sphere a projected step turns eta, so n steps are not one longer step.
         """
         step = self.step if step is None else step
+        grad = grad.nan_to_num(0, 0, 0)
         grad = grad / _largest(grad)  # so that squaring a tiny gradient does not underflow
         direction = grad / _norm(grad)
         for _ in range(n):

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from yopo.attacks.strongest import Strongest
-from yopo.checks import check_at_least, check_attack, check_step
-from yopo.frozen import eval_mode, frozen
+from yopo.checks import check_at_least, check_attack, check_positive
+from yopo.frozen import Frozen, eval_mode
 from yopo.losses import margin
 from yopo.threat import Threat
 
@@ -26,21 +26,23 @@ def cw(
     projected on ball and box after every step. Every iterate and the clean image are candidates.
     """
     check_at_least("steps", steps, 1)
-    check_step(lr)
+    check_positive("lr", lr)
+    check_positive("c", c)
     check_attack(model, x, y)
-    x = x.detach()
-    eta = torch.zeros_like(x).requires_grad_()
-    adam = torch.optim.Adam([eta], lr=lr)
-    with eval_mode(model):
-        f = frozen(model)
+    with torch.inference_mode(False), eval_mode(model):
+        x, y = x.detach().clone(), y.clone()  # clones of inference tensors are ordinary ones
+        eta = torch.zeros_like(x).requires_grad_()
+        adam = torch.optim.Adam([eta], lr=lr)
+        f = Frozen(model)
         best = Strongest(f, x, y, margin)
         for _ in range(steps):
             with torch.enable_grad():
                 logits = f(x + eta)
                 hinge = (-margin(logits, y)).clamp(min=0)
                 objective = eta.square().sum() + c * hinge.sum()
-                (eta.grad,) = torch.autograd.grad(objective, eta)
+                (grad,) = torch.autograd.grad(objective, eta)
             best.offer(eta.detach(), logits.detach())
+            eta.grad = grad.nan_to_num(0, 0, 0)
             adam.step()
             with torch.no_grad():
                 eta.copy_(threat.project(eta, x))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from yopo.attacks.strongest import PerSample, Strongest
 from yopo.checks import check_at_least, check_attack, check_choice, check_step
-from yopo.frozen import eval_mode, frozen
+from yopo.frozen import Frozen, eval_mode
 from yopo.losses import margin
 from yopo.propagation import propagate
 from yopo.threat import Threat
@@ -45,9 +45,10 @@ def pgd(
         raise ValueError("restarts without random_start repeat the same attack; use restarts=1")
     step = threat.step if step is None else check_step(step)
     check_attack(model, x, y)
-    x, per_sample = x.detach(), LOSSES[loss]
-    with eval_mode(model):
-        f = frozen(model)
+    per_sample = LOSSES[loss]
+    with torch.inference_mode(False), eval_mode(model):
+        x, y = x.detach().clone(), y.clone()  # clones of inference tensors are ordinary ones
+        f = Frozen(model)
         best = Strongest(f, x, y, per_sample)
         for _ in range(restarts):
             eta = threat.start(x, generator) if random_start else torch.zeros_like(x)

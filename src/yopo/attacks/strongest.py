@@ -21,7 +21,7 @@ class Strongest:
         self.f, self.x, self.y, self.loss = f, x, y, loss
         self._eta = torch.zeros_like(x)
         with torch.no_grad():
-            logits = f(x)
+            logits = f(x.clone())
             check_targets(y, x, logits.shape[1])
             self._wrong = logits.argmax(1) != y
             self._value = loss(logits, y)
@@ -32,6 +32,7 @@ class Strongest:
             logits = self.f(self.x + eta) if logits is None else logits
             wrong, value = logits.argmax(1) != self.y, self.loss(logits, self.y)
         better = (wrong & ~self._wrong) | ((wrong == self._wrong) & (value > self._value))
+        better &= ~logits.isnan().any(1)  # a NaN proves nothing
         each = better.view(-1, *[1] * (eta.dim() - 1))
         self._eta = torch.where(each, eta, self._eta)
         self._wrong = torch.where(better, wrong, self._wrong)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from yopo.checks import check_eta, check_images, check_targets, check_trainable
-from yopo.frozen import all_or_nothing, eval_mode, forked_rng, frozen
+from yopo.frozen import Frozen, all_or_nothing, eval_mode, forked_rng, uncompiled
 from yopo.losses import Loss
 from yopo.propagation import Objective
 from yopo.threat import Threat
@@ -41,12 +41,12 @@ class Method(ABC):
         """
         check_images(x, self.model)
         if self._classes is None:
-            self._classes = _count_classes(self.model, x)
-        # One output means a loss of the user's own, with targets of its own kind.
-        check_targets(y, x, self._classes if self._classes > 1 else None)
+            self._classes = count_classes(self.model, x)
+        # With a loss of the user's own, targets may be of its own kind too.
+        check_targets(y, x, self._classes if self.loss is F.cross_entropy else None)
         if eta is not None:
             check_eta(eta, x)
-            eta = eta.detach()
+            eta = eta.detach().to(x.dtype)
         if not y.is_floating_point():
             y = y.long()
         with all_or_nothing(self.model):
@@ -83,11 +83,13 @@ class AdversarialMethod(Method):
         return self.threat.project(eta, x)
 
 
-def _count_classes(model: nn.Module, x: Tensor) -> int:
-    """Ask the model once, on one image and leaving no trace, how many logits it gives."""
+def count_classes(model: nn.Module, x: Tensor) -> int:
+    """Ask the model, leaving no trace, how many logits it gives for each of x (B, ...)."""
     with torch.no_grad(), eval_mode(model), forked_rng(x):
-        logits = frozen(model)(x[:1])
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1:
+        logits = Frozen(uncompiled(model))(x.clone())
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"expected logits (batch, classes) from the model, got {got} for 1 image")
+        raise ValueError(
+            f"expected logits (batch, classes) from the model, got {got} for {len(x)} images"
+        )
     return logits.shape[1]

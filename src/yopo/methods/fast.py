@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.checks import check_choice, check_step
-from yopo.frozen import eval_mode, frozen
+from yopo.frozen import Frozen, eval_mode
 from yopo.losses import Loss
 from yopo.methods.base import AdversarialMethod, Step
 from yopo.propagation import ATTACK_ONLY, FULL, backpropagate, propagate
@@ -31,14 +31,14 @@ class Fast(AdversarialMethod):
     ) -> None:
         super().__init__(model, threat, loss=loss, generator=generator)
         check_choice("attack_mode", attack_mode, ("eval", "train"))
-        self.step = 1.25 * threat.eps if step is None else check_step(step)
+        self.step = None if step is None else check_step(step)
         self.attack_mode = attack_mode
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         objective = self._objective(y)
         eta = self._start(x, eta)
         with eval_mode(self.model, self.attack_mode == "eval"):
-            at = propagate(frozen(self.model), x + eta, objective, weights=None)
-        eta = self.threat.ascend(eta, at.grad, x, step=self.step)
+            at = propagate(Frozen(self.model), x + eta, objective, weights=None)
+        eta = self.threat.ascend(eta, at.grad, x, step=self.step or 1.25 * self.threat.eps)
         loss, logits = backpropagate(self.model, x + eta, objective)
         return Step(loss, logits, eta, ATTACK_ONLY + FULL)

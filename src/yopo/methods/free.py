@@ -32,7 +32,7 @@ class Free(AdversarialMethod):
         super().__init__(model, threat, loss=loss, generator=None)
         check_at_least("m", m, 1)
         self.m = m
-        self.step = threat.eps if step is None else check_step(step)
+        self.step = None if step is None else check_step(step)
         self.optimizer = optimizer
         self.eta: Tensor | None = None  # carried over, (B, ...)
 
@@ -45,7 +45,7 @@ class Free(AdversarialMethod):
                 self.optimizer.zero_grad()
                 torch.clear_autocast_cache()  # it holds casts of the weights just changed
             at = propagate(self.model, x + eta, objective, weights=1.0)
-            eta = self.threat.ascend(eta, at.grad, x, step=self.step)
+            eta = self.threat.ascend(eta, at.grad, x, step=self.step or self.threat.eps)
         self.eta = eta
         return Step(at.loss, at.logits, eta, self.m * FULL)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.checks import check_choice, check_step
-from yopo.frozen import eval_mode, frozen
+from yopo.frozen import Frozen, eval_mode
 from yopo.losses import Loss
 from yopo.methods.base import AdversarialMethod, Step
 from yopo.propagation import ATTACK_ONLY, FULL, backpropagate, propagate
@@ -32,20 +32,24 @@ class NFGSM(AdversarialMethod):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(model, threat, loss=loss, generator=generator)
+        self.threat: Linf | L2 = threat
         if not 0 < noise < float("inf"):
             raise ValueError(f"expected noise > 0, got {noise}; for no noise use yopo.Fast")
-        self.step = threat.eps if step is None else check_step(step)
-        self.noise = type(threat)(eps=noise * threat.eps)
-        # Noise and step together never leave this ball, so only the box is left to project on.
-        self.reach = type(threat)(eps=noise * threat.eps + self.step)
+        self.noise = noise
+        self.step = None if step is None else check_step(step)
         check_choice("attack_mode", attack_mode, ("eval", "train"))
         self.attack_mode = attack_mode
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         objective = self._objective(y)
-        eta = self.noise.start(x, self.generator) if eta is None else self.noise.project(eta, x)
+        kind, eps = type(self.threat), self.threat.eps
+        step = self.step or eps
+        noise = kind(self.noise * eps)
+        # Noise and step together never leave this ball, so only the box is left to project on.
+        reach = kind(self.noise * eps + step)
+        eta = noise.start(x, self.generator) if eta is None else noise.project(eta, x)
         with eval_mode(self.model, self.attack_mode == "eval"):
-            at = propagate(frozen(self.model), x + eta, objective, weights=None)
-        eta = self.reach.ascend(eta, at.grad, x, step=self.step)
+            at = propagate(Frozen(self.model), x + eta, objective, weights=None)
+        eta = reach.ascend(eta, at.grad, x, step=step)
         loss, logits = backpropagate(self.model, x + eta, objective)
         return Step(loss, logits, eta, ATTACK_ONLY + FULL)

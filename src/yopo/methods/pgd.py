@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.checks import check_at_least, check_choice
-from yopo.frozen import eval_mode, frozen
+from yopo.frozen import Frozen, eval_mode
 from yopo.losses import Loss
 from yopo.methods.base import AdversarialMethod, Step
 from yopo.propagation import ATTACK_ONLY, FULL, backpropagate, propagate
@@ -40,7 +40,7 @@ class PGD(AdversarialMethod):
         objective = self._objective(y)
         eta = self._start(x, eta)
         with eval_mode(self.model, self.attack_mode == "eval"):
-            f = frozen(self.model)
+            f = Frozen(self.model)
             for _ in range(self.steps):  # eta^{s+1} = Π(eta^s + α₁ sign ∇eta loss)
                 at = propagate(f, x + eta, objective, weights=None)
                 eta = self.threat.ascend(eta, at.grad, x)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.checks import check_at_least, check_choice
-from yopo.frozen import Network, eval_mode, frozen
+from yopo.frozen import Frozen, Network, eval_mode
 from yopo.losses import Loss, consistency
 from yopo.methods.base import AdversarialMethod, Step
 from yopo.propagation import ATTACK_ONLY, FORWARD, FULL, Objective, propagate, scalar
@@ -42,7 +42,7 @@ class TRADES(AdversarialMethod):
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         eta = self._start(x, eta)
         with eval_mode(self.model, self.attack_mode == "eval"):
-            f = frozen(self.model)
+            f = Frozen(self.model)
             objective = consistency_with(f, x)
             for _ in range(self.steps):
                 at = propagate(f, x + eta, objective, weights=None)
@@ -54,7 +54,7 @@ class TRADES(AdversarialMethod):
 def consistency_with(f: Network, x: Tensor) -> Objective:
     """𝓛(f(x), ·) with the clean predictions held fixed."""
     with torch.no_grad():
-        clean = f(x)
+        clean = f(x.clone())  # a copy: see propagate
     return lambda logits: consistency(logits, clean)
 
 
@@ -63,7 +63,7 @@ def trades_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Add ∇θ [loss(f(x), y) + beta·𝓛(f(x), f(x + eta))] to .grad; return it and f(x + eta)."""
     with torch.enable_grad():
-        clean, logits = model(x), model(x + eta)
+        clean, logits = model(x.clone()), model(x + eta)
         total = scalar(loss(clean, y)) + beta * consistency(logits, clean)
         total.backward()
     return total.detach(), logits.detach()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.checks import check_at_least, check_choice
-from yopo.frozen import eval_mode, frozen
+from yopo.frozen import Frozen, eval_mode
 from yopo.hamiltonian import ascend
 from yopo.losses import Loss
 from yopo.methods.base import AdversarialMethod, Step
@@ -50,7 +50,7 @@ class TRADESYOPO(AdversarialMethod):
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         eta = self._start(x, eta)  # eta^{1,0}
         with eval_mode(self.model, self.attack_mode == "eval"):
-            objective = consistency_with(frozen(self.model), x)
+            objective = consistency_with(Frozen(self.model), x)
             for _ in range(self.m):
                 at = self.split.propagate(x + eta, objective, weights=None)  # p
                 eta = ascend(self.threat, x, eta, at, self.n)  # eta^{j,n} = eta^{j+1,0}
