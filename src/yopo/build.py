@@ -1,0 +1,143 @@
+"""From a Config to the objects it describes."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import yopo
+from yopo.config import (
+    Config,
+    FastConfig,
+    FreeConfig,
+    L2Config,
+    LinfConfig,
+    ModelConfig,
+    NaturalConfig,
+    NFGSMConfig,
+    PGDConfig,
+    TRADESConfig,
+    TRADESYOPOConfig,
+    YOPOConfig,
+)
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "smallcnn": yopo.models.SmallCNN,
+    "preactresnet18": yopo.models.preactresnet18,
+    "wideresnet": yopo.models.wideresnet,
+}
+
+
+def build_threat(config: LinfConfig | L2Config, part: float = 1.0) -> yopo.Linf | yopo.L2:
+    """The threat of a configuration, or the same shrunk to a part of its size."""
+    kind = yopo.Linf if config.name == "linf" else yopo.L2
+    return kind(part * config.eps, None if config.step is None else part * config.step)
+
+
+def build_method(config: Config, model: nn.Module, optimizer: Optimizer) -> yopo.Method:
+    """The training method of a configuration."""
+    threat = build_threat(config.threat)
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits, y, label_smoothing=config.label_smoothing)
+
+    match config.method:
+        case NaturalConfig():
+            return yopo.Natural(model, loss=loss)
+        case FreeConfig(m=m, step=step):
+            return yopo.Free(model, threat, optimizer=optimizer, m=m, step=step, loss=loss)
+        case PGDConfig() as c:
+            kind: Any = yopo.PGD
+        case FastConfig() as c:
+            kind = yopo.Fast
+        case NFGSMConfig() as c:
+            kind = yopo.NFGSM
+        case TRADESConfig() as c:
+            kind = yopo.TRADES
+        case YOPOConfig() as c:
+            kind = yopo.YOPO
+        case TRADESYOPOConfig() as c:
+            kind = yopo.TRADESYOPO
+    method: yopo.Method = kind(model, threat, loss=loss, **c.model_dump(exclude={"name"}))
+    return method
+
+
+def build_model(config: ModelConfig, x_train: Tensor, classes: int) -> nn.Module:
+    """The network for images like x_train (N, C, H, W), uint8."""
+    _, channels, _, side = x_train.shape
+    try:
+        net = _network(config, classes, channels, side)
+    except TypeError as error:
+        raise ValueError(f"model.options do not fit {config.name}: {error}") from None
+    if not config.normalize:
+        return net
+    pixels = x_train[:10000].float() / 255
+    mean, std = pixels.mean((0, 2, 3)).tolist(), pixels.std((0, 2, 3)).clamp(min=1e-3).tolist()
+    whole = nn.Sequential()
+    whole.add_module("normalize", yopo.Normalize(mean, std))
+    whole.add_module("net", net)
+    return whole
+
+
+def _network(config: ModelConfig, classes: int, channels: int, side: int) -> nn.Module:
+    if config.name in NETWORKS:
+        options = {"channels": channels, **config.options}
+        if config.name == "smallcnn":
+            options.setdefault("size", side)
+        return NETWORKS[config.name](classes, **options)
+    if config.name.startswith("timm:"):
+        try:
+            timm = importlib.import_module("timm")
+        except Exception as error:
+            raise ValueError(f"{config.name} needs timm, which does not import: {error}") from None
+        options = {"num_classes": classes, "in_chans": channels, **config.options}
+        net: nn.Module = timm.create_model(config.name.removeprefix("timm:"), **options)
+        return net
+    if ":" not in config.name:
+        raise ValueError(
+            f"no model {config.name!r}; there are: {', '.join(NETWORKS)}, my_module:function "
+            "for your own, timm:NAME for timm's"
+        )
+    return _own(config, classes)
+
+
+def _own(config: ModelConfig, classes: int) -> nn.Module:
+    """Call the user's function; it is told the number of classes if it asks for it."""
+    module, _, function = config.name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        build = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"model.name {config.name!r} does not import: {error}; "
+            f"expected a file {module}.py in this folder with a function {function}"
+        ) from None
+    options = dict(config.options)
+    if "classes" in inspect.signature(build).parameters:
+        options.setdefault("classes", classes)
+    net = build(**options)
+    if not isinstance(net, nn.Module):
+        raise ValueError(
+            f"expected {config.name} to return a torch.nn.Module, got {type(net).__name__}"
+        )
+    return net
+
+
+def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
+    """SGD; its rate is set anew at every step."""
+    c = config.optimizer
+    return torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad],
+        lr=c.lr,
+        momentum=c.momentum,
+        nesterov=c.nesterov,
+        weight_decay=c.weight_decay,
+    )

@@ -1,0 +1,359 @@
+"""What a run is made of, as typed values: recipes, YAML files and flags all become a Config."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+Tree = dict[str, Any]  # nested: {"method": {"name": "yopo", "m": 5}, "epochs": 40}
+
+
+def _number(value: object) -> object:
+    """Let "8/255" be a number."""
+    if isinstance(value, str) and "/" in value:
+        try:
+            return float(Fraction(value.replace(" ", "")))
+        except (ValueError, ZeroDivisionError):
+            return value
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
+NotNegative = Annotated[float, BeforeValidator(_number), Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+Epochs = Annotated[
+    list[NotNegative], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
+]
+Options = Annotated[
+    dict[str, Any],
+    BeforeValidator(
+        lambda v: {
+            key: yaml.safe_load(value) if isinstance(value, str) else value
+            for key, value in v.items()
+        }
+    ),
+]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LinfConfig(_Strict):
+    """The L∞ ball."""
+
+    name: Literal["linf"] = "linf"
+    eps: Positive = 8 / 255
+    step: Positive | None = Field(None, description="of one ascent step; eps/4 by default")
+
+
+class L2Config(_Strict):
+    """The L2 ball."""
+
+    name: Literal["l2"] = "l2"
+    eps: Positive = 0.5
+    step: Positive | None = Field(None, description="of one ascent step; eps/4 by default")
+
+
+class NaturalConfig(_Strict):
+    """No adversary."""
+
+    name: Literal["natural"] = "natural"
+
+
+class PGDConfig(_Strict):
+    """PGD-r."""
+
+    name: Literal["pgd"] = "pgd"
+    steps: Count = 10
+    attack_mode: Literal["eval", "train"] = "eval"
+
+
+class FreeConfig(_Strict):
+    """Free-m."""
+
+    name: Literal["free"] = "free"
+    m: Count = 8
+    step: Positive | None = Field(None, description="of the adversary; eps by default")
+
+
+class FastConfig(_Strict):
+    """FGSM-RS."""
+
+    name: Literal["fast"] = "fast"
+    step: Positive | None = Field(None, description="1.25·eps by default")
+    attack_mode: Literal["eval", "train"] = "train"
+
+
+class NFGSMConfig(_Strict):
+    """N-FGSM."""
+
+    name: Literal["nfgsm"] = "nfgsm"
+    noise: Positive = Field(2.0, description="radius of the noise, in eps")
+    step: Positive | None = Field(None, description="eps by default")
+    attack_mode: Literal["eval", "train"] = "train"
+
+
+class TRADESConfig(_Strict):
+    """TRADES-r."""
+
+    name: Literal["trades"] = "trades"
+    steps: Count = 10
+    beta: NotNegative = Field(6.0, description="weight of the consistency, the paper's 1/λ")
+    attack_mode: Literal["eval", "train"] = "eval"
+
+
+class YOPOConfig(_Strict):
+    """YOPO-m-n."""
+
+    name: Literal["yopo"] = "yopo"
+    m: Count = 5
+    n: Annotated[int, Field(ge=0)] = 3
+    first_layer: str | None = Field(None, description="module where f0 ends; found by default")
+    grad_at: Literal["after", "before"] = "after"
+
+
+class TRADESYOPOConfig(_Strict):
+    """TRADES-YOPO-m-n."""
+
+    name: Literal["trades-yopo"] = "trades-yopo"
+    m: Count = 3
+    n: Annotated[int, Field(ge=0)] = 4
+    beta: NotNegative = Field(6.0, description="weight of the consistency, the paper's 1/λ")
+    first_layer: str | None = Field(None, description="module where f0 ends; found by default")
+    attack_mode: Literal["eval", "train"] = "eval"
+
+
+MethodConfig = Annotated[
+    NaturalConfig
+    | PGDConfig
+    | FreeConfig
+    | FastConfig
+    | NFGSMConfig
+    | TRADESConfig
+    | YOPOConfig
+    | TRADESYOPOConfig,
+    Field(discriminator="name"),
+]
+ThreatConfig = Annotated[LinfConfig | L2Config, Field(discriminator="name")]
+
+
+class DataConfig(_Strict):
+    """Images and what is done to them."""
+
+    name: str = Field("mnist-subset", description="mnist-subset, mnist, cifar10, npz or folder")
+    root: Path | None = Field(None, description="folder with the data (mnist, cifar10, folder)")
+    path: Path | None = Field(None, description="file with the data (npz)")
+    size: Count | None = Field(None, description="side that images of a folder are brought to")
+    held_out: Annotated[int, Field(ge=1)] = Field(
+        500, description="training images kept aside to choose the best weights"
+    )
+    crop: Annotated[int, Field(ge=0)] = Field(0, description="random shift, in pixels")
+    flip: bool = Field(False, description="mirror at random")
+    cutout: Annotated[int, Field(ge=0)] = Field(0, description="side of a blanked square")
+    resident: bool = Field(True, description="keep all images on the device")
+
+
+class ModelConfig(_Strict):
+    """The network."""
+
+    name: str = Field(
+        "smallcnn",
+        description="smallcnn, preactresnet18, wideresnet, my_module:function, or timm:NAME",
+    )
+    options: Options = Field(
+        default_factory=dict, description="arguments of the network, as width=16"
+    )
+    normalize: bool = Field(False, description="normalise by the training set's mean and deviation")
+    channels_last: bool = False
+
+
+class OptimizerConfig(_Strict):
+    """SGD with momentum."""
+
+    lr: Positive = 0.1
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = False
+    weight_decay: NotNegative = 5e-4
+    clip: Positive | None = Field(None, description="largest norm of the gradient")
+    accumulate: Count = Field(1, description="batches for each optimizer step")
+
+
+class ScheduleConfig(_Strict):
+    """The learning rate over time, in epochs."""
+
+    name: Literal["constant", "piecewise", "cosine", "onecycle"] = "constant"
+    warmup: NotNegative = Field(0.0, description="epochs of linear growth (onecycle: to the peak)")
+    drops: Epochs = Field(default_factory=list, description="epochs of a drop (piecewise)")
+    factor: Positive = Field(0.1, description="what a drop multiplies the rate by")
+
+
+class EvaluateConfig(_Strict):
+    """What is measured on the held-out images while training."""
+
+    every: Count = Field(1, description="epochs between evaluations")
+    steps: Count = Field(10, description="steps of the PGD attack")
+    images: Count = Field(500, description="held-out images to attack")
+
+
+class GuardConfig(_Strict):
+    """What to do when training collapses."""
+
+    action: Literal["rollback", "stop", "ignore"] = "rollback"
+    shrink: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="what a rollback multiplies the learning rate by"
+    )
+    most: Count = Field(5, description="rollbacks before the run stops")
+
+
+class CheckpointConfig(_Strict):
+    """When the run's state is written."""
+
+    minutes: NotNegative = Field(10.0, description="between checkpoints, beside each epoch's end")
+    keep: Count = 2
+
+
+class Config(_Strict):
+    """A whole run."""
+
+    method: MethodConfig = YOPOConfig()
+    threat: ThreatConfig = LinfConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    guard: GuardConfig = GuardConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    epochs: Count = 10
+    batch: Count = Field(128, description="images a step, over all processes")
+    seed: int = 0
+    eps_warmup: NotNegative = Field(0.0, description="epochs in which eps grows from 0")
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ema: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0, description="decay of the averaged weights"
+    )
+    precision: Literal["float32", "bf16"] = "float32"
+    sync_batchnorm: bool = Field(False, description="BatchNorm statistics over all processes")
+    notes: str = Field("", description="where the recipe departs from its source")
+
+    def tree(self) -> Tree:
+        """The configuration as plain nested values, for YAML and JSON."""
+        return self.model_dump(mode="json")
+
+
+# ---------------------------------------------------------------- putting values over others
+
+
+def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """`over` on top of `base`, at every depth.
+
+    Where a section gets another name (a recipe for yopo, a flag for pgd), what the base says
+    about the old one no longer applies and is dropped.
+    """
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and key != "options":
+            renamed = "name" in value and "name" in below and value["name"] != below["name"]
+            result[key] = dict(value) if renamed else overlay(below, value)
+        else:
+            result[key] = value
+    return result
+
+
+def nested(flags: Mapping[str, str]) -> Tree:
+    """{"method.m": "5"} as {"method": {"m": "5"}}; "model.options.width" goes into options."""
+    tree: Tree = {}
+    for dotted, value in flags.items():
+        *path, last = dotted.split(".")
+        branch = tree
+        for part in path:
+            branch = branch.setdefault(part, {})
+        branch[last] = value
+    return tree
+
+
+def validate(tree: Tree) -> Config:
+    """Fill in the defaults; raise one ValueError that names every problem and its fix."""
+    tree = overlay(Config().tree(), tree)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        problems = [_sentence(tree, dict(e)) for e in error.errors()]
+        raise ValueError("\n".join(dict.fromkeys(problems))) from None
+
+
+def fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every setting as (dotted name, default, description); methods' own under method.NAME."""
+    for name, info in model.model_fields.items():
+        dotted = prefix + name
+        choices = [c for c in get_args(info.annotation) if _is_section(c)]
+        if _is_section(info.annotation):
+            yield from fields(info.annotation, dotted + ".")  # type: ignore[arg-type]
+        elif choices:
+            names = ", ".join(str(c.model_fields["name"].default) for c in choices)
+            yield f"{dotted}.name", "", names
+            for choice in choices:
+                kind = choice.model_fields["name"].default
+                for inner, default, text in fields(choice, dotted + "."):
+                    if not inner.endswith(".name"):
+                        yield inner, default, f"({kind}) {text}".rstrip()
+        else:
+            default = info.get_default(call_default_factory=True)
+            options = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
+            text = info.description or " or ".join(map(str, options))
+            yield dotted, "" if default is None else str(default), text
+
+
+def _is_section(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _sentence(tree: Tree, error: dict[str, Any]) -> str:
+    """One problem in words, with near names where a name is unknown."""
+    kinds = {kind.model_fields["name"].default for kind in _SECTIONS}
+    where = [str(part) for part in error["loc"] if part not in kinds]
+    dotted = ".".join(where)
+    if error["type"] == "extra_forbidden":
+        section = ".".join(where[:-1])
+        known = _known(tree, section)
+        near = difflib.get_close_matches(where[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {section + '.' if section else ''}{near[0]}?" if near else ""
+        return f"no setting {dotted}; {hint or 'there are: ' + ', '.join(known)}"
+    if error["type"] == "union_tag_invalid":
+        names = sorted(kind.model_fields["name"].default for kind in _kinds(dotted))
+        given = tree[dotted]["name"]
+        near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}? " if near else ""
+        return f"no {dotted} {given!r}; {hint}there are: {', '.join(names)}"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return f"{dotted}: {message}, got {error['input']!r}"
+
+
+_SECTIONS: list[type[BaseModel]] = [
+    *get_args(get_args(MethodConfig)[0]),
+    *get_args(get_args(ThreatConfig)[0]),
+]
+
+
+def _kinds(section: str) -> list[type[BaseModel]]:
+    return [c for c in get_args(Config.model_fields[section].annotation) if _is_section(c)]
+
+
+def _known(tree: Tree, section: str) -> list[str]:
+    if not section:
+        return list(Config.model_fields)
+    annotation = Config.model_fields[section].annotation
+    if _is_section(annotation):
+        return list(annotation.model_fields)  # type: ignore[union-attr]
+    given = tree.get(section, {}).get("name")
+    return next(
+        (list(k.model_fields) for k in _kinds(section) if k.model_fields["name"].default == given),
+        [],
+    )

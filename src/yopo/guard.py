@@ -1,0 +1,30 @@
+"""Recognise a training run that has collapsed."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What an epoch showed. Accuracies from 0 to 1."""
+
+    loss: float  # mean training loss
+    train: float  # accuracy on the training batches, as attacked by the method
+    robust: float  # accuracy under PGD on held-out images
+    best: float  # the best `robust` so far
+
+
+def collapse(health: Health) -> str | None:
+    """Why the run has collapsed, or None.
+
+    Catastrophic overfitting: the method's own attack is withstood while PGD is no longer.
+    """
+    if not math.isfinite(health.loss):
+        return f"the loss is {health.loss}"
+    lost = health.best >= 0.15 and health.robust < 0.5 * health.best
+    if lost and health.train - health.robust > 0.25:
+        return (
+            f"catastrophic overfitting: accuracy under PGD fell from {health.best:.1%} to "
+            f"{health.robust:.1%} while the training attack is withstood at {health.train:.1%}"
+        )
+    return None

@@ -1,0 +1,445 @@
+"""The training loop: one clock, held-out robust accuracy, a collapse guard, exact resume.
+
+Everything random in a step (order, augmentation, starts, dropout) is a function of seed, epoch,
+step and process, so a resumed run is the run that was never stopped.
+"""
+
+import hashlib
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+import yaml
+from torch import Tensor, nn
+
+import yopo
+from yopo import checkpoint, distributed
+from yopo.build import build_method, build_model, build_optimizer, build_threat
+from yopo.config import Config
+from yopo.data.loader import Augment, Loader
+from yopo.data.sources import Arrays
+from yopo.ema import EMA
+from yopo.guard import Health, collapse
+from yopo.schedule import rate
+
+CHECK_EVERY = 50  # steps between looks at the loss; a look waits for the device
+
+
+class Watcher(Protocol):
+    """What the loop tells the outside."""
+
+    def say(self, text: str) -> None:
+        """A line for the log."""
+
+    def step(self, epoch: int, step: int, steps: int, note: str) -> None:
+        """A step is done."""
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        """An epoch is done; `line` is what metrics.jsonl got."""
+
+
+class StopRequested(Exception):  # noqa: N818
+    """The run was asked to stop, and its state is saved."""
+
+
+@dataclass
+class Progress:
+    """Where the run is. All of it is saved and restored."""
+
+    epoch: int = 0
+    step: int = 0  # batches done in this epoch
+    updates: int = 0  # optimizer steps so far
+    train_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    propagations: float = 0.0  # per training image
+    loss_sum: float = 0.0  # of this epoch
+    right: float = 0.0
+    seen: float = 0.0
+    best: float = -1.0  # held-out robust accuracy
+    best_epoch: int = -1
+    rate_scale: float = 1.0
+    rollbacks: int = 0
+    lines: int = 0  # of metrics.jsonl
+    saves: int = 0  # checkpoints written
+    good: int = -1  # the last of them known to be sound
+
+
+class Trainer:
+    """One run in one folder."""
+
+    def __init__(
+        self, config: Config, data: Arrays, out: Path, watcher: Watcher, device: torch.device
+    ) -> None:
+        self.config, self.out, self.watch, self.device = config, out, watcher, device
+        self.rank, self.world = distributed.start()
+        self.progress = Progress()
+        self.stop = False  # set from a signal handler
+
+        torch.manual_seed(_mix(config.seed, "weights"))
+        model = build_model(config.model, data.x_train, len(data.names))
+        if config.sync_batchnorm and self.world > 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        self.model = model.to(device)
+        if config.model.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.optimizer = build_optimizer(config, self.model)
+        if self.world > 1:
+            distributed.same_everywhere(self.model)
+            distributed.average_gradients_before_each_step(self.optimizer)
+        self.method = build_method(config, self.model, self.optimizer)
+        if isinstance(self.method, yopo.Free) and config.optimizer.accumulate > 1:
+            raise ValueError("Free steps on every batch; use optimizer.accumulate 1 with it")
+        self.ema = EMA(self.model, config.ema) if config.ema else None
+
+        n, held = len(data.x_train), config.data.held_out
+        if held >= n:
+            raise ValueError(f"expected data.held_out below the {n} training images, got {held}")
+        order = torch.randperm(
+            n, generator=torch.Generator().manual_seed(_mix(config.seed, "split"))
+        )
+        self._held = data.x_train[order[:held]], data.y_train[order[:held]]
+        self._test = data.x_test, data.y_test
+        rest = order[held:].sort().values
+        self.loader = Loader(
+            data.x_train[rest],
+            data.y_train[rest],
+            batch=config.batch,
+            seed=config.seed,
+            device=device,
+            augment=Augment(config.data.crop, config.data.flip, config.data.cutout),
+            rank=self.rank,
+            world=self.world,
+            resident=config.data.resident,
+        )
+        self._saved_at = time.monotonic()
+
+    # ------------------------------------------------------------ running
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; return what the test set showed."""
+        if self.rank == 0:
+            self.out.mkdir(parents=True, exist_ok=True)
+            text = yaml.safe_dump(self.config.tree(), sort_keys=False)
+            checkpoint.write_text(self.out / "config.yaml", text)
+        if self.progress.good < 0:
+            self._save(good=True)  # what a collapse in the first epoch goes back to
+        while self.progress.epoch < self.config.epochs:
+            reason = self._epoch()
+            self._finish_epoch(reason)
+        return self._finish()
+
+    def _epoch(self) -> str | None:
+        """Train to the end of this epoch; return why it collapsed, if it did."""
+        p, steps = self.progress, len(self.loader)
+        every = self.config.optimizer.accumulate
+        loss = torch.tensor(p.loss_sum, device=self.device)
+        right = torch.tensor(p.right, device=self.device)
+        self.model.train()
+        self._sync()
+        started = time.perf_counter()
+
+        def settle() -> None:
+            nonlocal started
+            p.loss_sum, p.right = float(loss), float(right)  # waits for the device
+            p.train_seconds += time.perf_counter() - started
+            started = time.perf_counter()
+
+        for x, y in self.loader.epoch(p.epoch, p.step):
+            out = self._step(x, y, p.step)
+            loss += out.loss
+            right += (out.logits.argmax(1) == y).sum()
+            p.seen += len(y)
+            p.step += 1
+            p.propagations += out.propagations / steps
+            if p.step % every and p.step < steps:
+                continue  # in the middle of an accumulated step there is nothing to save
+            self.watch.step(p.epoch, p.step, steps, "")
+            alone = self.world == 1  # else all must look at the same steps
+            if p.step % CHECK_EVERY == 0 or p.step == steps or (self.stop and alone):
+                settle()
+                due = time.monotonic() - self._saved_at > 60 * self.config.checkpoint.minutes
+                broken, stop, due = self._anyone(not math.isfinite(p.loss_sum), self.stop, due)
+                if broken:
+                    return f"the loss is {p.loss_sum}"
+                self.watch.step(p.epoch, p.step, steps, f"loss {p.loss_sum / p.step:.3f}")
+                if stop or (due and p.step < steps):
+                    self._save()
+                    started = time.perf_counter()
+                if stop:
+                    raise StopRequested
+        return None
+
+    def _step(self, x: Tensor, y: Tensor, step: int) -> yopo.Step:
+        c, p = self.config, self.progress
+        torch.manual_seed(_mix(c.seed, p.epoch, step, self.rank))
+        epoch = p.epoch + step / len(self.loader)
+        lr = p.rate_scale * rate(c, epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if c.eps_warmup and isinstance(self.method, yopo.AdversarialMethod):
+            part = min(1.0, (epoch + 1 / len(self.loader)) / c.eps_warmup)
+            self.method.threat = build_threat(c.threat, part)
+        if c.model.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=c.precision == "bf16"):
+            out = self.method.backward(x, y)
+        every = c.optimizer.accumulate
+        if (step + 1) % every == 0 or step + 1 == len(self.loader):
+            grads = [q.grad for q in self.model.parameters() if q.grad is not None]
+            if every > 1:
+                torch._foreach_div_(grads, float(step % every + 1))
+            if c.optimizer.clip:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.optimizer.clip)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if self.ema:
+                self.ema.update(p.updates)
+            p.updates += 1
+        return out
+
+    def measure(self, steps: int) -> tuple[float, float]:
+        """Seconds a step (after one of warm-up) and propagations an epoch; spoils the weights."""
+        times, spent = [], 0.0
+        for step, (x, y) in enumerate(self.loader.epoch(0)):
+            started = time.perf_counter()
+            spent = self._step(x, y, step).propagations
+            self._sync()
+            times.append(time.perf_counter() - started)
+            if step == steps:
+                break
+        return sum(times[1:] or times) / len(times[1:] or times), spent
+
+    def _finish_epoch(self, reason: str | None) -> None:
+        """Evaluate, guard, write a line, save."""
+        p, c = self.progress, self.config
+        if self.world > 1 and not c.sync_batchnorm:
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, 0)
+        total = distributed.summed(torch.tensor([p.right, p.seen, p.loss_sum], device=self.device))
+        right, seen, loss_sum = total.tolist()
+        line: dict[str, Any] = {
+            "epoch": p.epoch + 1,
+            "train_seconds": p.train_seconds,
+            "propagations": p.propagations,
+            "rate": p.rate_scale * rate(c, p.epoch),
+            "loss": loss_sum / self.world / max(p.step, 1),
+            "train_accuracy": right / max(seen, 1),
+        }
+        if reason is None:
+            started = time.perf_counter()
+            full = (p.epoch + 1) % c.evaluate.every == 0 or p.epoch + 1 == c.epochs
+            images = c.evaluate.images if full else min(200, c.evaluate.images)
+            clean, robust = self._evaluate(self.follower, images)
+            p.evaluate_seconds += time.perf_counter() - started
+            line |= {"clean": clean, "robust": robust, "images": min(images, len(self._held[0]))}
+            # Natural training has no robustness to lose.
+            best = -1.0 if isinstance(self.method, yopo.Natural) else p.best
+            reason = collapse(Health(line["loss"], line["train_accuracy"], robust, best))
+            if full and reason is None and robust > p.best:
+                p.best, p.best_epoch = robust, p.epoch + 1
+                self._write_weights("model.safetensors")
+        line["evaluate_seconds"] = p.evaluate_seconds
+        if reason is not None:
+            line["collapse"] = reason
+            line["action"] = self.config.guard.action
+        self._write_line(line)
+        self.watch.epoch(line)
+        if reason is not None and self.config.guard.action != "ignore":
+            self._recover(reason)
+            return
+        p.epoch, p.step, p.loss_sum, p.right, p.seen = p.epoch + 1, 0, 0.0, 0.0, 0.0
+        self._save(good=True)
+
+    def _recover(self, reason: str) -> None:
+        p, guard = self.progress, self.config.guard
+        if guard.action == "stop" or p.rollbacks >= guard.most:
+            raise RuntimeError(f"training collapsed in epoch {p.epoch + 1}: {reason}")
+        scale, rollbacks, lines = p.rate_scale * guard.shrink, p.rollbacks + 1, p.lines
+        seconds, spent, evaluated = p.train_seconds, p.propagations, p.evaluate_seconds
+        saves, good = p.saves, p.good
+        self._restore(*checkpoint.load(self.out / "state" / f"save-{good:06d}"))
+        p = self.progress
+        p.rate_scale, p.rollbacks, p.lines, p.saves, p.good = scale, rollbacks, lines, saves, good
+        # Time and propagations were spent, whatever became of them.
+        p.train_seconds, p.propagations, p.evaluate_seconds = seconds, spent, evaluated
+        self.watch.say(
+            f"collapse: {reason}. Back to the end of epoch {p.epoch}, "
+            f"learning rate times {guard.shrink} (rollback {rollbacks} of {guard.most})"
+        )
+        self._save(good=True)
+
+    @property
+    def follower(self) -> nn.Module:
+        """The network that is evaluated and kept: the averaged one if there is one."""
+        return self.ema.model if self.ema else self.model
+
+    def _evaluate(self, model: nn.Module, images: int) -> tuple[float, float]:
+        """Clean and PGD accuracy on held-out images, by the first process."""
+        found = [0.0, 0.0]
+        if self.rank == 0:
+            x, y = (t[:images] for t in self._held)
+            found = list(self.accuracies(model, x, y))
+        clean, robust = distributed.from_first(found)
+        return clean, robust
+
+    def accuracies(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+        """Clean and PGD accuracy on uint8 images, in float32 and batches, seeded."""
+        generator = torch.Generator(self.device).manual_seed(_mix(self.config.seed, "evaluate"))
+        threat = build_threat(self.config.threat)
+        model.eval()
+        clean = robust = 0
+        for a, b in zip(x.split(250), y.split(250), strict=True):
+            images, labels = a.to(self.device) / 255, b.to(self.device)
+            adversarial = yopo.attacks.pgd(
+                model,
+                images,
+                labels,
+                threat,
+                steps=self.config.evaluate.steps,
+                step=2.5 * threat.eps / self.config.evaluate.steps,
+                generator=generator,
+            )
+            with torch.no_grad():
+                clean += int((model(images).argmax(1) == labels).sum())
+                robust += int((model(adversarial).argmax(1) == labels).sum())
+        model.train()
+        return clean / len(x), robust / len(x)
+
+    def _finish(self) -> dict[str, Any]:
+        """Touch the test set, once, with the best weights and the last ones."""
+        result: dict[str, Any] = {}
+        if self.rank == 0:
+            self._write_weights("model-last.safetensors")
+            last = {k: v.clone() for k, v in self.follower.state_dict().items()}
+            steps = self.config.evaluate.steps
+            for name, file in (("last", "model-last.safetensors"), ("best", "model.safetensors")):
+                if (self.out / file).exists():
+                    self.follower.load_state_dict(checkpoint.load_weights(self.out / file))
+                    clean, robust = self.accuracies(self.follower, *self._test)
+                    result[name] = {"clean": clean, f"pgd-{steps}": robust}
+            self.follower.load_state_dict(last)
+            result |= {
+                "best_epoch": self.progress.best_epoch,
+                "train_seconds": self.progress.train_seconds,
+                "evaluate_seconds": self.progress.evaluate_seconds,
+                "propagations": self.progress.propagations,
+                "test_images": len(self._test[0]),
+            }
+            checkpoint.write_text(self.out / "result.json", json.dumps(result, indent=1) + "\n")
+        if dist.is_initialized():
+            dist.barrier()
+        return result
+
+    # ------------------------------------------------------------ saving
+
+    def resume(self) -> bool:
+        """Go on from the newest sound checkpoint in the folder; say whether there was one."""
+        found = checkpoint.load_newest(self.out / "state", self.watch.say)
+        if found is None:
+            return False
+        self._restore(*found)
+        if self.rank == 0:
+            metrics = self.out / "metrics.jsonl"
+            lines = metrics.read_text().splitlines() if metrics.exists() else []
+            kept = lines[: self.progress.lines]  # later ones will be written again
+            checkpoint.write_text(metrics, "".join(line + "\n" for line in kept))
+        return True
+
+    def _save(self, *, good: bool = False) -> None:
+        """Write a checkpoint; a good one is what a collapse goes back to."""
+        self._saved_at = time.monotonic()
+        p, keep = self.progress, self.config.checkpoint.keep
+        p.saves, before, written = p.saves + 1, p.good, True
+        p.good = p.saves if good else p.good
+        if self.rank == 0:
+            values = {"progress": asdict(p), "config": self._identity()}
+            recent = range(p.saves - keep + 1, p.saves + 1)
+            try:
+                checkpoint.save(
+                    self.out / "state", p.saves, self._tensors(), values, keep={*recent, p.good}
+                )
+            except OSError as error:
+                written = False
+                self.watch.say(f"could not save a checkpoint ({error}); earlier ones are kept")
+        if not distributed.from_first([float(written)])[0]:
+            p.good = before
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        if self.ema:
+            tensors |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
+        for i, q in enumerate(q for g in self.optimizer.param_groups for q in g["params"]):
+            buffer = self.optimizer.state.get(q, {}).get("momentum_buffer")
+            if buffer is not None:
+                tensors[f"momentum.{i}"] = buffer
+        if isinstance(self.method, yopo.Free) and self.method.eta is not None:
+            tensors["free.eta"] = self.method.eta
+        return tensors
+
+    def _restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        if values["config"] != self._identity():
+            raise ValueError(
+                f"{self.out} holds a run of another configuration; give another --out, or the "
+                "settings in its config.yaml"
+            )
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.model.load_state_dict(part("model."))
+        if self.ema:
+            self.ema.model.load_state_dict(part("ema."))
+        momentum = part("momentum.")
+        for i, q in enumerate(q for g in self.optimizer.param_groups for q in g["params"]):
+            self.optimizer.state.pop(q, None)
+            if str(i) in momentum:
+                buffer = torch.empty_like(q).copy_(momentum[str(i)])
+                self.optimizer.state[q]["momentum_buffer"] = buffer
+        if isinstance(self.method, yopo.Free):
+            eta = tensors.get("free.eta")
+            self.method.eta = None if eta is None else eta.to(self.device)
+        known = {f.name for f in fields(Progress)}
+        self.progress = Progress(**{k: v for k, v in values["progress"].items() if k in known})
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same for a run to go on; where data lies and when to save may differ."""
+        tree = self.config.tree()
+        for key in ("checkpoint", "notes"):
+            tree.pop(key)
+        tree["data"].pop("root")
+        tree["data"].pop("path")
+        tree["data"].pop("resident")
+        return tree
+
+    def _write_weights(self, name: str) -> None:
+        if self.rank == 0:
+            state = dict(self.follower.state_dict())
+            metadata = {"config": json.dumps(self.config.tree()), "yopo": yopo.__version__}
+            checkpoint.save_weights(self.out / name, state, metadata)
+
+    def _write_line(self, line: dict[str, Any]) -> None:
+        self.progress.lines += 1
+        if self.rank == 0:
+            with (self.out / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def _anyone(self, *flags: bool) -> tuple[bool, ...]:
+        """For each flag, whether any process has it up: all act alike."""
+        if self.world == 1:
+            return flags
+        up = distributed.summed(torch.tensor([float(f) for f in flags], device=self.device))
+        return tuple(value > 0 for value in up.tolist())
+
+    def _sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _mix(*parts: object) -> int:
+    """A seed made from any values, the same on every machine."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")

@@ -1,0 +1,132 @@
+"""Whole or not at all, checked, never pickled."""
+
+import errno
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from yopo import checkpoint
+
+TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7)}
+
+
+def save(folder: Path, number: int, keep: int = 3) -> None:
+    tensors = {k: v + number for k, v in TENSORS.items()}
+    recent = range(number - keep + 1, number + 1)
+    checkpoint.save(folder, number, tensors, {"number": number}, keep=set(recent))
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    values = {"x": 0.1 + 0.2, "n": 3, "s": ["a", None]}
+    checkpoint.save(tmp_path, 1, TENSORS, values, keep={1})
+    found = checkpoint.load_newest(tmp_path, pytest.fail)
+    assert found is not None
+    assert found[1] == values
+    assert all(torch.equal(found[0][k], v) for k, v in TENSORS.items())
+    assert found[0]["b"].dtype == torch.int64
+
+
+def test_only_the_last_and_the_kept_stay(tmp_path: Path) -> None:
+    for number in range(1, 8):
+        checkpoint.save(tmp_path, number, TENSORS, {}, keep={number, number - 1, 2})
+    assert [p.name for p in checkpoint.saved(tmp_path)] == [
+        "save-000007",
+        "save-000006",
+        "save-000002",
+    ]
+
+
+@pytest.mark.parametrize("file", ["tensors.safetensors", "values.json", "seal.json"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
+    file: str, damage: str, tmp_path: Path
+) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    victim = tmp_path / "save-000002" / file
+    content = victim.read_bytes()
+    if damage == "truncate":
+        victim.write_bytes(content[:-3])
+    elif damage == "flip":
+        victim.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    else:
+        victim.unlink()
+    warnings: list[str] = []
+    found = checkpoint.load_newest(tmp_path, warnings.append)
+    assert found is not None
+    assert found[1] == {"number": 1}
+    assert len(warnings) == 1
+    assert "save-000002 is damaged" in warnings[0]
+
+
+def test_none_left_is_none(tmp_path: Path) -> None:
+    assert checkpoint.load_newest(tmp_path / "nowhere", pytest.fail) is None
+
+
+def test_a_full_disk_fails_the_save_and_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+    real = os.fsync
+    calls = 0
+
+    def full(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, 2)
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["save-000001"]
+    found = checkpoint.load_newest(tmp_path, pytest.fail)
+    assert found is not None
+    assert found[1] == {"number": 1}
+
+
+def test_a_half_written_one_is_never_seen(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    half = tmp_path / ".writing"
+    half.mkdir()
+    (half / "tensors.safetensors").write_bytes(b"half")
+    assert [p.name for p in checkpoint.saved(tmp_path)] == ["save-000001"]
+    save(tmp_path, 2)
+    assert not half.exists()
+
+
+class Bomb:
+    """Says so if it is ever unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch", "old torch"])
+def test_pickles_are_refused_unread(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "model.safetensors"
+    if kind == "pickle":
+        path.write_bytes(pickle.dumps(Bomb()))
+    else:
+        torch.save(Bomb(), path, _use_new_zipfile_serialization=kind == "torch")
+    with pytest.raises(ValueError, match=r"is a pickle.*was not read"):
+        checkpoint.load_weights(path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_weights_round_trip_and_garbage(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    checkpoint.save_weights(path, TENSORS, {"yopo": "0"})
+    assert torch.equal(checkpoint.load_weights(path)["a"], TENSORS["a"])
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+    path.write_bytes(b"not a checkpoint at all")
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        checkpoint.load_weights(path)

@@ -1,0 +1,242 @@
+"""The loader: augmentation against slicing image by image; batches from seed, epoch and step."""
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from yopo.data import Augment, Loader
+from yopo.data.loader import apply, draw, generator
+
+CPU = torch.device("cpu")
+FULL = Augment(crop=2, flip=True, cutout=3)
+Batches = list[tuple[Tensor, Tensor]]
+
+
+def images(n: int, channels: int = 3, height: int = 6, width: int = 7) -> Tensor:
+    shape = (n, channels, height, width)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator())
+
+
+def loader(n: int = 22, **options: object) -> Loader:
+    """Labels number the images, so that they show the order."""
+    settings: dict[str, object] = {"batch": 8, "seed": 3, "device": CPU, "augment": FULL}
+    return Loader(images(n), torch.arange(n), **(settings | options))  # type: ignore[arg-type]
+
+
+def assert_equal(a: Batches, b: Batches) -> None:
+    assert len(a) == len(b)
+    for (x, y), (x_other, y_other) in zip(a, b, strict=True):
+        assert torch.equal(x, x_other)
+        assert torch.equal(y, y_other)
+
+
+def apply_reference(augment: Augment, image: NDArray[np.uint8], row: list[int]) -> Tensor:
+    """One image: pad, slice, mirror, blank a square."""
+    down, right, mirrored, top, left = row
+    c = augment.crop
+    _, height, width = image.shape
+    padded = np.pad(image, ((0, 0), (c, c), (c, c)))
+    out = padded[:, c + down : c + down + height, c + right : c + right + width].copy()
+    if mirrored:
+        out = out[:, :, ::-1].copy()
+    rows = slice(max(top, 0), max(top + augment.cutout, 0))
+    out[:, rows, max(left, 0) : max(left + augment.cutout, 0)] = 0
+    return torch.from_numpy(out)
+
+
+@given(
+    augment=st.builds(Augment, st.integers(0, 9), st.booleans(), st.integers(0, 9)),
+    shape=st.tuples(*[st.integers(1, n) for n in (5, 3, 8, 8)]),
+    seed=st.integers(0, 2**63),
+)
+def test_augmentation_equals_slicing_image_by_image(
+    augment: Augment, shape: tuple[int, int, int, int], seed: int
+) -> None:
+    n, _, height, width = shape
+    x = images(*shape)
+    numbers = draw(augment, n=n, height=height, width=width, seed=seed, epoch=0)
+    rows = zip(x.numpy(), numbers.tolist(), strict=True)
+    expected = torch.stack([apply_reference(augment, image, row) for image, row in rows])
+    result = apply(augment, x, numbers)
+    assert result.dtype == torch.uint8
+    assert torch.equal(result, expected)
+
+
+def test_draws_fill_their_ranges_evenly() -> None:
+    n = 20_000
+    numbers = draw(Augment(2, True, 4), n=n, height=5, width=3, seed=0, epoch=0)
+    ranges = [range(-2, 3), range(-2, 3), range(2), range(-2, 3), range(-2, 1)]
+    for column, values in zip(numbers.unbind(1), ranges, strict=True):
+        found, counts = column.unique(return_counts=True)
+        assert found.tolist() == list(values)
+        assert float((counts * len(values) / n - 1).abs().max()) < 0.1
+    assert float(torch.corrcoef(numbers.T.double()).triu(1).abs().max()) < 0.03
+
+
+def test_one_augmentation_does_not_change_anothers_numbers() -> None:
+    one, other = (
+        draw(augment, n=50, height=8, width=8, seed=1, epoch=2)
+        for augment in (Augment(crop=3), Augment(crop=3, flip=True, cutout=4))
+    )
+    assert torch.equal(one[:, :2], other[:, :2])
+    assert not one[:, 2].any()
+    assert other[:, 2].any()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_batches_are_the_augmented_images_over_255(resident: bool) -> None:
+    made = loader(resident=resident)
+    numbers = draw(FULL, n=22, height=6, width=7, seed=3, epoch=5).tolist()
+    order = torch.randperm(22, generator=generator(3, 5, "order")).tolist()
+    batches = list(made.epoch(5))
+    assert len(batches) == len(made) == 2
+    for step, (x, y) in enumerate(batches):
+        assert x.dtype == torch.float32
+        assert y.dtype == torch.int64
+        places = range(8 * step, 8 * step + 8)
+        assert y.tolist() == [order[place] for place in places]
+        for image, place in zip(x, places, strict=True):
+            source = made.x[order[place]].numpy()
+            assert torch.equal(image, apply_reference(FULL, source, numbers[place]).float() / 255)
+
+
+def test_an_epoch_visits_every_image_once_in_an_order_of_its_own() -> None:
+    made = loader(drop_last=False)
+    orders = [torch.cat([y for _, y in made.epoch(epoch)]).tolist() for epoch in range(3)]
+    orders.append(torch.cat([y for _, y in loader(drop_last=False, seed=4).epoch(0)]).tolist())
+    assert len({tuple(order) for order in orders}) == 4
+    assert all(sorted(order) == list(range(22)) for order in orders)
+    assert [len(y) for _, y in made.epoch(0)] == [8, 8, 6]
+    plain = loader(drop_last=False, shuffle=False)
+    assert torch.cat([y for _, y in plain.epoch(1)]).tolist() == list(range(22))
+
+
+def test_global_random_state_neither_matters_nor_changes() -> None:
+    expected = list(loader().epoch(0))
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    assert_equal(list(loader().epoch(0)), expected)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+def test_starting_later_skips_steps_exactly(start: int, resident: bool) -> None:
+    made = loader(drop_last=False, resident=resident)
+    assert_equal(list(made.epoch(1, start)), list(made.epoch(1))[start:])
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_ranks_together_have_the_single_process_batch(
+    world: int, drop_last: bool, resident: bool
+) -> None:
+    single = list(loader(n=23, drop_last=drop_last).epoch(2))
+    ranks = [
+        list(loader(n=23, drop_last=drop_last, rank=r, world=world, resident=resident).epoch(2))
+        for r in range(world)
+    ]
+    joined = [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in zip(*ranks, strict=True)]
+    assert_equal(joined, single)  # type: ignore[arg-type]
+    for parts in zip(*ranks, strict=True):
+        sizes = [len(y) for _, y in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_memory_map_on_the_host_gives_the_same_batches(tmp_path: Path) -> None:
+    x = images(22)
+    file = tmp_path / "x"
+    x.numpy().tofile(file)
+    mapped = np.memmap(file, np.uint8, mode="r+", shape=tuple(x.shape))
+    made = Loader(
+        torch.from_numpy(mapped),
+        torch.arange(22),
+        batch=8,
+        seed=3,
+        device=CPU,
+        augment=FULL,
+        resident=False,
+    )
+    assert_equal(list(made.epoch(0)), list(loader().epoch(0)))
+
+
+def test_leaving_an_epoch_early_leaves_no_thread() -> None:
+    before = threading.active_count()
+    batches = loader(n=64, resident=False).epoch(0)
+    next(batches)
+    assert threading.active_count() == before + 1
+    del batches
+    assert threading.active_count() == before
+
+
+def test_batches_do_not_share_memory_with_the_data() -> None:
+    made = loader(augment=Augment(), shuffle=False)
+    kept = made.x.clone()
+    for x, y in made.epoch(0):
+        x.zero_()
+        y.zero_()
+    assert torch.equal(made.x, kept)
+    assert made.y.tolist() == list(range(22))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 0}, "at least one image, got none"),
+        ({"batch": 0}, "batch of at least 1, got 0"),
+        ({"batch": 23}, "at most 22.*got 23; use a smaller batch or drop_last=False"),
+        ({"batch": 6, "world": 4}, "multiple of world=4, got 6; use 4"),
+        ({"rank": 2, "world": 2}, "rank from 0 to 1, got 2"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        loader(**options)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (images(4), torch.arange(5), r"each of 4 images, got torch.int64 of shape \(5,\)"),
+        (images(4), torch.rand(4), "whole-number label"),
+        (images(4).float(), torch.arange(4), "expected uint8 images"),
+        (images(4)[0], torch.arange(3), r"expected uint8 images \(N, C, H, W\)"),
+    ],
+)
+def test_bad_data_is_refused(x: Tensor, y: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Loader(x, y, batch=1, seed=0, device=CPU)
+
+
+def test_other_errors_name_the_value() -> None:
+    with pytest.raises(ValueError, match="crop of at least 0 pixels, got -1"):
+        Augment(crop=-1)
+    with pytest.raises(ValueError, match="start from 0 to 2 steps, got 3"):
+        loader().epoch(0, 3)  # at once, not at the first batch
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_on_a_gpu_no_step_waits_and_both_places_agree() -> None:
+    gpu = torch.device("cuda")
+    expected = list(loader(drop_last=False).epoch(0))
+    resident = loader(drop_last=False, device=gpu).epoch(0)
+    first = next(resident)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batches = [first, *resident]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert_equal(batches, list(loader(drop_last=False, device=gpu, resident=False).epoch(0)))
+    for (x, y), (x_cpu, y_cpu) in zip(batches, expected, strict=True):
+        torch.testing.assert_close(x.cpu(), x_cpu, rtol=1e-6, atol=0)
+        assert torch.equal(y.cpu(), y_cpu)

@@ -1,0 +1,358 @@
+"""The loop: exact resume, guard, clock, what is kept."""
+
+import json
+import multiprocessing
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import yopo
+import yopo.train
+from tests.runs import (
+    Silent,
+    dawdle,
+    run_until_killed,
+    tiny_config,
+    tiny_data,
+    tiny_trainer,
+    weights,
+)
+from yopo import checkpoint
+from yopo.config import Tree
+from yopo.guard import Health, collapse
+from yopo.train import StopRequested
+
+
+@pytest.fixture(autouse=True)
+def _float32() -> Iterator[None]:
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+def lines(out: Path) -> list[dict[str, float]]:
+    """metrics.jsonl without what the clock says."""
+    found = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if "seconds" not in k} for line in found]
+
+
+def files(out: Path) -> dict[str, dict[str, Tensor]]:
+    return {
+        name: checkpoint.load_weights(out / name)
+        for name in ("model.safetensors", "model-last.safetensors")
+    }
+
+
+def assert_equal_runs(a: Path, b: Path) -> None:
+    for name, state in files(a).items():
+        for key, value in state.items():
+            assert torch.equal(value, files(b)[name][key]), f"{name}: {key}"
+    assert lines(a) == lines(b)
+    one, other = (json.loads((out / "result.json").read_text()) for out in (a, b))
+    assert one["best"] == other["best"]
+    assert one["last"] == other["last"]
+
+
+METHODS: list[Tree] = [
+    {},
+    {"method": {"name": "free", "m": 2}},
+    {"method": {"name": "trades-yopo", "m": 2, "n": 2}, "optimizer": {"accumulate": 2}, "ema": 0},
+    {
+        "method": {"name": "nfgsm"},
+        "data": {"crop": 2, "flip": True, "cutout": 4},
+        "precision": "bf16",
+        "model": {"name": "preactresnet18", "options": {"width": 4, "blocks": [1, 1]}},
+    },
+]
+
+
+@pytest.mark.parametrize("over", METHODS, ids=["yopo+ema", "free", "accumulate", "augment+bn+bf16"])
+def test_stopping_at_any_step_and_going_on_changes_nothing(
+    over: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(yopo.train, "CHECK_EVERY", 1)
+    tiny_trainer(tmp_path / "whole", over).run()
+    stops = 0
+    while True:
+        trainer = tiny_trainer(tmp_path / "pieces", over)
+        trainer.resume()
+        watched = trainer.watch
+        left = 2
+
+        def step(*_: object, trainer: yopo.train.Trainer = trainer) -> None:
+            nonlocal left
+            left -= 1
+            trainer.stop = left <= 0
+
+        monkeypatch.setattr(watched, "step", step)
+        try:
+            trainer.run()
+            break
+        except StopRequested:
+            stops += 1
+    assert stops >= 4
+    assert_equal_runs(tmp_path / "whole", tmp_path / "pieces")
+
+
+def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
+    """SIGKILL at random moments, many of them inside the writing of a checkpoint."""
+    over: Tree = {"epochs": 12}
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.runs"])
+    whole = context.Process(target=run_until_killed, args=(str(tmp_path / "whole"), over))
+    whole.start()
+    whole.join()
+    assert whole.exitcode == 0
+    rng, kills, half_written = random.Random(0), 0, 0
+    state = tmp_path / "killed" / "state"
+    while True:
+        process = context.Process(target=run_until_killed, args=(str(tmp_path / "killed"), over))
+        process.start()
+        if kills < 22:
+            dawdle(0.05, 0.3, rng)
+            while not state.exists():  # it has not even started
+                dawdle(0.01, 0.02, rng)
+            if kills % 2:
+                while process.is_alive() and not (state / ".writing").exists():
+                    pass
+            process.kill()
+        process.join()
+        if process.exitcode == 0:
+            break
+        kills += 1
+        half_written += (state / ".writing").exists()
+    assert kills >= 20
+    assert half_written >= 3
+    assert_equal_runs(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_a_damaged_newest_checkpoint_costs_only_time(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path / "whole").run()
+    out = tmp_path / "damaged"
+    trainer = tiny_trainer(out)
+    trainer._save(good=True)
+    for _ in range(2):
+        trainer._finish_epoch(trainer._epoch())
+    newest = checkpoint.saved(out / "state")[0] / "tensors.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    watcher = Silent()
+    trainer = tiny_trainer(out, watcher=watcher)
+    assert trainer.resume()
+    assert "is damaged" in watcher.said[0]
+    assert trainer.progress.epoch == 1
+    trainer.run()
+    assert_equal_runs(tmp_path / "whole", out)
+
+
+def test_a_run_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path).run()
+    with pytest.raises(ValueError, match="another configuration"):
+        tiny_trainer(tmp_path, {"optimizer": {"lr": 0.01}}).resume()
+    assert tiny_trainer(tmp_path, {"checkpoint": {"keep": 5}}).resume()
+
+
+def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = checkpoint.save, 0
+
+    def save(*args: object, **kwargs: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise OSError(28, "No space left on device")
+        real(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    watcher = Silent()
+    tiny_trainer(tmp_path, watcher=watcher).run()
+    assert any("No space left" in said and "earlier ones are kept" in said for said in watcher.said)
+    assert (tmp_path / "result.json").exists()
+
+
+def test_held_out_images_are_apart_and_the_test_set_is_touched_at_the_end_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    data = tiny_data()
+    held = {image.numpy().tobytes() for image in trainer._held[0]}
+    trained = [
+        image.numpy().tobytes()
+        for x, _ in trainer.loader.epoch(0)
+        for image in (x * 255).round().byte()
+    ]
+    assert len(held) == 20
+    assert not held & set(trained)
+    seen: list[int] = []
+    real = trainer.accuracies
+    test = data.x_test.numpy().tobytes()
+
+    def accuracies(model: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+        seen.append(trainer.progress.epoch if x.numpy().tobytes() == test else -1)
+        return real(model, x, y)
+
+    monkeypatch.setattr(trainer, "accuracies", accuracies)
+    trainer.run()
+    assert seen == [-1, -1, -1, 3, 3]
+
+
+def test_the_best_weights_are_those_of_the_best_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = tiny_trainer(tmp_path, {"guard": {"action": "ignore"}})
+    robust = iter([0.3, 0.6, 0.5])
+    kept: list[dict[str, Tensor]] = []
+
+    def evaluate(model: torch.nn.Module, images: int) -> tuple[float, float]:
+        kept.append(weights(model))
+        return 0.9, next(robust)
+
+    monkeypatch.setattr(trainer, "_evaluate", evaluate)
+    result = trainer.run()
+    assert result["best_epoch"] == 2
+    best = checkpoint.load_weights(tmp_path / "model.safetensors")
+    assert all(torch.equal(v, kept[1][k]) for k, v in best.items())
+    last = checkpoint.load_weights(tmp_path / "model-last.safetensors")
+    assert all(torch.equal(v, kept[2][k]) for k, v in last.items())
+
+
+def test_the_loop_is_plain_sgd_for_natural_training(tmp_path: Path) -> None:
+    """Against torch.optim.SGD written out, with clipping and accumulation."""
+    over: Tree = {
+        "method": {"name": "natural"},
+        "optimizer": {"lr": 0.1, "clip": 0.5, "accumulate": 2, "nesterov": True},
+        "schedule": {"name": "constant", "warmup": 0},
+        "model": {"options": {"width": 4, "size": 16, "hidden": 8, "dropout": 0.0}},
+        "epochs": 2,
+        "ema": 0,
+        "label_smoothing": 0.1,
+    }
+    trainer = tiny_trainer(tmp_path, over)
+    torch.manual_seed(0)
+    twin = yopo.models.SmallCNN(4, width=4, size=16, hidden=8, dropout=0.0)
+    twin.load_state_dict(trainer.model.state_dict())
+    sgd = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    for epoch in range(2):
+        batches = list(trainer.loader.epoch(epoch))
+        for group in (batches[i : i + 2] for i in range(0, len(batches), 2)):
+            for x, y in group:
+                loss = F.cross_entropy(twin(x), y, label_smoothing=0.1) / len(group)
+                loss.backward()
+            torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+            sgd.step()
+            sgd.zero_grad()
+    trainer.run()
+    for key, value in twin.state_dict().items():
+        torch.testing.assert_close(trainer.model.state_dict()[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_ema_follows_and_keeps_its_own_statistics(tmp_path: Path) -> None:
+    over: Tree = {"model": {"name": "preactresnet18", "options": {"width": 4, "blocks": [1]}}}
+    over["method"] = {"name": "pgd", "steps": 1}
+    trainer = tiny_trainer(tmp_path, over)
+    assert trainer.ema is not None
+    average = {k: v.double() for k, v in trainer.model.state_dict().items()}
+    for step, (x, y) in enumerate(trainer.loader.epoch(0)):
+        trainer._step(x, y, step)
+        decay = min(0.9, (1 + step) / (10 + step))
+        for k, v in trainer.model.state_dict().items():
+            average[k] = decay * average[k] + (1 - decay) * v.double()
+    for k, v in trainer.ema.model.state_dict().items():
+        if v.is_floating_point():
+            torch.testing.assert_close(v.double(), average[k], rtol=1e-4, atol=1e-6)
+    assert not torch.equal(
+        trainer.ema.model.state_dict()["bn.running_mean"],
+        trainer.model.state_dict()["bn.running_mean"],
+    )
+
+
+def test_the_clock_counts_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    trainer = tiny_trainer(tmp_path)
+    real = trainer._evaluate
+
+    def slow(model: torch.nn.Module, images: int) -> tuple[float, float]:
+        time.sleep(0.5)
+        return real(model, images)
+
+    monkeypatch.setattr(trainer, "_evaluate", slow)
+    result = trainer.run()
+    assert result["evaluate_seconds"] > 1.5
+    assert result["train_seconds"] < 1.5
+    assert result["propagations"] == pytest.approx(3 * (2 + 2 / 3))
+
+
+# ---------------------------------------------------------------- the guard
+
+
+def test_collapse_is_told_from_ordinary_epochs() -> None:
+    assert collapse(Health(loss=1.0, train=0.5, robust=0.4, best=0.45)) is None
+    assert collapse(Health(loss=1.0, train=0.2, robust=0.1, best=-1)) is None
+    assert "loss" in str(collapse(Health(loss=float("nan"), train=0, robust=0, best=0.5)))
+    assert "catastrophic" in str(collapse(Health(loss=0.1, train=0.9, robust=0.02, best=0.4)))
+    assert collapse(Health(loss=2.3, train=0.1, robust=0.1, best=0.4)) is None  # merely bad
+
+
+def test_a_huge_rate_is_rolled_back_until_it_trains(tmp_path: Path) -> None:
+    watcher = Silent()
+    over: Tree = {
+        "optimizer": {"lr": 1e6},
+        "schedule": {"name": "constant", "warmup": 0},
+        "guard": {"shrink": 1e-3},
+        "ema": 0,
+    }
+    trainer = tiny_trainer(tmp_path, over, watcher)
+    trainer.run()
+    assert any("the loss is nan" in said or "the loss is inf" in said for said in watcher.said)
+    assert trainer.progress.rollbacks >= 1
+    assert all(v.isfinite().all() for v in trainer.model.state_dict().values())
+    collapsed = [line for line in lines(tmp_path) if "collapse" in line]
+    assert len(collapsed) == trainer.progress.rollbacks
+
+
+@pytest.mark.parametrize("action", ["stop", "ignore"])
+def test_other_actions(action: str, tmp_path: Path) -> None:
+    over: Tree = {
+        "optimizer": {"lr": 1e6},
+        "schedule": {"name": "constant", "warmup": 0},
+        "guard": {"action": action},
+        "ema": 0,
+    }
+    trainer = tiny_trainer(tmp_path, over)
+    if action == "stop":
+        with pytest.raises(RuntimeError, match="collapsed in epoch 1: the loss is"):
+            trainer.run()
+    else:
+        trainer.run()
+        assert trainer.progress.rollbacks == 0
+
+
+def test_catastrophic_overfitting_is_caught(tmp_path: Path) -> None:
+    """Large-eps FGSM from a zero-noise start withstands itself and nothing else."""
+    from yopo.data.sources import load
+    from yopo.train import Trainer
+
+    watcher = Silent()
+    config = tiny_config(
+        {
+            "method": {"name": "nfgsm", "noise": 1e-3},
+            "threat": {"eps": 0.3, "step": 0.075},
+            "model": {"options": {"width": 8, "size": 28, "hidden": 32, "dropout": 0.0}},
+            "data": {"held_out": 200},
+            "optimizer": {"lr": 0.1},
+            "schedule": {"name": "constant", "warmup": 1},
+            "evaluate": {"steps": 10, "images": 200},
+            "guard": {"action": "stop"},
+            "eps_warmup": 2,
+            "epochs": 15,
+            "batch": 50,
+            "ema": 0,
+        }
+    )
+    trainer = Trainer(config, load("mnist-subset"), tmp_path, watcher, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="catastrophic overfitting"):
+        trainer.run()
