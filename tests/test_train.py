@@ -340,15 +340,15 @@ def test_catastrophic_overfitting_is_caught(tmp_path: Path) -> None:
     config = tiny_config(
         {
             "method": {"name": "nfgsm", "noise": 1e-3},
-            "threat": {"eps": 0.3, "step": 0.075},
+            "threat": {"eps": 0.3},
             "model": {"options": {"width": 8, "size": 28, "hidden": 32, "dropout": 0.0}},
             "data": {"held_out": 200},
-            "optimizer": {"lr": 0.1},
+            "optimizer": {"lr": 0.03, "weight_decay": 0},
             "schedule": {"name": "constant", "warmup": 1},
             "evaluate": {"steps": 10, "images": 200},
             "guard": {"action": "stop"},
-            "eps_warmup": 2,
-            "epochs": 15,
+            "eps_warmup": 6,
+            "epochs": 20,
             "batch": 50,
             "ema": 0,
         }

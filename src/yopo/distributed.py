@@ -4,6 +4,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as differentiable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -61,3 +62,56 @@ def from_first(values: list[float]) -> list[float]:
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
     dist.broadcast(tensor, 0)
     return [float(v) for v in tensor]
+
+
+def synchronise_batchnorm(model: nn.Module) -> nn.Module:
+    """Let every BatchNorm normalise by the statistics of all processes together.
+
+    On GPUs that is torch's SyncBatchNorm; it does not run on CPUs, so there it is ours.
+    """
+    if dist.get_backend() == "nccl":
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return converted
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+                synced = _SyncBatchNorm(
+                    child.num_features,
+                    child.eps,
+                    child.momentum,
+                    child.affine,
+                    child.track_running_stats,
+                )
+                synced.load_state_dict(child.state_dict())
+                parent.add_module(name, synced)
+    return model
+
+
+class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm over all processes: sums and counts are exchanged, and so are their gradients."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        over = [d for d in range(x.dim()) if d != 1]
+        count = x.new_full((x.shape[1],), x.numel() / x.shape[1])
+        sums = torch.stack([x.sum(over), x.square().sum(over), count])
+        total, squares, n = differentiable.all_reduce(sums)
+        mean = total / n
+        var = squares / n - mean.square()
+        if self.track_running_stats and self.running_mean is not None:
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            momentum = 0.1 if self.momentum is None else self.momentum
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, momentum)
+                self.running_var.lerp_(var * n / (n - 1), momentum)
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        out: Tensor = (x - mean.view(shape)) * (var + self.eps).rsqrt().view(shape)
+        if self.weight is not None:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out

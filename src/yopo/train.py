@@ -83,7 +83,7 @@ class Trainer:
         torch.manual_seed(_mix(config.seed, "weights"))
         model = build_model(config.model, data.x_train, len(data.names))
         if config.sync_batchnorm and self.world > 1:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+            model = distributed.synchronise_batchnorm(model)
         self.model = model.to(device)
         if config.model.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

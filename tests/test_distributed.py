@@ -1,0 +1,119 @@
+"""Two processes (gloo) against one on the combined batch."""
+
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.runs import Silent, tiny_trainer
+from yopo import checkpoint
+from yopo.config import Tree
+
+METHODS: dict[str, Tree] = {
+    "yopo": {"name": "yopo", "m": 3, "n": 2, "first_layer": "relu1"},
+    "pgd": {"name": "pgd", "steps": 3},
+    "trades-yopo": {"name": "trades-yopo", "m": 2, "n": 2, "first_layer": "relu1"},
+    "free": {"name": "free", "m": 3},
+}
+PLAIN: Tree = {
+    "ema": 0,
+    "model": {"options": {"width": 4, "size": 16, "hidden": 8, "dropout": 0.0}},
+}
+BATCHNORM: Tree = {
+    "ema": 0,
+    "sync_batchnorm": True,
+    "model": {"name": "preactresnet18", "options": {"width": 4, "blocks": [1, 1]}},
+}
+STEPS = 4
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def train_steps(out: str, over: Tree, rank: int, world: int, port: int) -> None:
+    """A few steps in float64 with starts that belong to the image, not to the process."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    if world > 1:
+        os.environ |= {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+    trainer = tiny_trainer(Path(out), over, Silent())
+    calls = 0
+    all_reduce = torch.distributed.all_reduce
+
+    def counted(*args: Any, **kwargs: Any) -> object:
+        nonlocal calls
+        calls += 1
+        return all_reduce(*args, **kwargs)
+
+    torch.distributed.all_reduce = counted
+    real = trainer.method.backward
+
+    def backward(x: Tensor, y: Tensor) -> object:
+        start = 0.1 * torch.sin(1000 * x) if over["method"]["name"] != "free" else None
+        return real(x.double(), y, start)
+
+    trainer.method.backward = backward  # type: ignore[method-assign, assignment]
+    updates = 0
+    for epoch in range(2):
+        for step, (x, y) in enumerate(trainer.loader.epoch(epoch)):
+            trainer._step(x, y, step)
+            updates += 1
+            if updates == STEPS:
+                break
+        if updates == STEPS:
+            break
+    optimizer_steps = STEPS * (over["method"]["m"] if over["method"]["name"] == "free" else 1)
+    if world > 1 and not over.get("sync_batchnorm"):
+        assert calls == optimizer_steps, f"{calls} exchanges in {optimizer_steps} steps"
+    checkpoint.save_weights(Path(out), dict(trainer.model.state_dict()), {})
+
+
+def run(tmp_path: Path, over: Tree, world: int) -> list[dict[str, Tensor]]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.runs"])
+    port, outs = free_port(), [tmp_path / f"{world}-{rank}" for rank in range(world)]
+    processes = [
+        context.Process(target=train_steps, args=(str(out), over, rank, world, port))
+        for rank, out in enumerate(outs)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    return [checkpoint.load_weights(out) for out in outs]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_processes_are_one_on_the_combined_batch(method: str, tmp_path: Path) -> None:
+    over = PLAIN | {"method": METHODS[method]}
+    (one,) = run(tmp_path, over, 1)
+    first, second = run(tmp_path, over, 2)
+    for key, value in one.items():
+        assert torch.equal(first[key], second[key])
+        torch.testing.assert_close(first[key], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["pgd", "trades-yopo", "yopo"])
+def test_the_same_with_synchronised_batchnorm(method: str, tmp_path: Path) -> None:
+    split = {} if method == "pgd" else {"first_layer": "layer1"}
+    over = BATCHNORM | {"method": METHODS[method] | split}
+    (one,) = run(tmp_path, over, 1)
+    first, _ = run(tmp_path, over, 2)
+    for key, value in one.items():
+        if "num_batches" not in key:
+            torch.testing.assert_close(first[key], value, rtol=0, atol=1e-6)
