@@ -132,7 +132,7 @@ def main() -> None:
                 run_recipes()
             case "data":
                 run_data(args, rest)
-    except (ValueError, FileNotFoundError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         _fail(str(error))
 
 
@@ -243,6 +243,9 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
         command = ["yopo", "train", str(out / "config.yaml"), "--out", str(out), "--resume"]
         screen.say(f"stopped and saved. To go on: {shlex.join(command)}")
         sys.exit(130)
+    finally:
+        if tracker is not None:
+            tracker.close()
 
 
 @contextmanager
@@ -285,24 +288,16 @@ def result_table(results: dict[str, dict[str, Any]]) -> Table:
     """Test accuracy of the best weights and the last ones, side by side."""
     first = next(iter(results.values()))
     attack = next(k for k in first["last"] if k != "clean")
-    title = f"test set, {first['test_images']} images; best: by held-out robust accuracy"
-    table = Table(title=title)
-    names = (
-        "method",
-        "training",
-        "propagations",
-        "best clean",
-        f"best {attack}",
-        "last clean",
-        f"last {attack}",
+    table = Table(
+        title=f"test accuracy, clean / {attack}, {first['test_images']} images",
+        caption="best: the weights with the best held-out robust accuracy",
     )
-    for name in names:
+    for name in ("method", "training", "propagations", "best", "last"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for method, r in results.items():
-        best = r.get("best", r["last"])
-        accuracies = (best["clean"], best[attack], r["last"]["clean"], r["last"][attack])
-        cost = (f"{r['train_seconds']:.1f} s", f"{r['propagations']:.0f}")
-        table.add_row(method, *cost, *(f"{a:.2%}" for a in accuracies))
+        pairs = (r.get("best", r["last"]), r["last"])
+        shown = (f"{100 * p['clean']:.2f} / {100 * p[attack]:.2f}" for p in pairs)
+        table.add_row(method, f"{r['train_seconds']:.1f} s", f"{r['propagations']:.0f}", *shown)
     return table
 
 

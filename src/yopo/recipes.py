@@ -106,11 +106,11 @@ DEMO: Tree = {
     "threat": {"name": "linf", "eps": 0.3, "step": 0.3 / 8},
     "data": {"name": "mnist-subset", "held_out": 500},
     "model": {"name": "smallcnn", "options": {"width": 16, "hidden": 100}},
-    "optimizer": {"lr": 0.1, "nesterov": True, "weight_decay": _DECAY},
-    "schedule": {"name": "onecycle", "warmup": 2},
-    "epochs": 8,
+    "optimizer": {"lr": 0.05, "nesterov": True, "weight_decay": _DECAY},
+    "schedule": {"name": "onecycle", "warmup": 1},
+    "epochs": 10,
     "batch": 100,
-    "eps_warmup": 3,
+    "eps_warmup": 4,
     "evaluate": {"steps": 20, "images": 300},
 }
 

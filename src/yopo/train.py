@@ -75,6 +75,7 @@ class Trainer:
     def __init__(
         self, config: Config, data: Arrays, out: Path, watcher: Watcher, device: torch.device
     ) -> None:
+        began = time.perf_counter()
         self.config, self.out, self.watch, self.device = config, out, watcher, device
         self.rank, self.world = distributed.start()
         self.progress = Progress()
@@ -117,6 +118,7 @@ class Trainer:
             resident=config.data.resident,
         )
         self._saved_at = time.monotonic()
+        self._prepare_seconds = time.perf_counter() - began
 
     # ------------------------------------------------------------ running
 
@@ -327,6 +329,7 @@ class Trainer:
                 "best_epoch": self.progress.best_epoch,
                 "train_seconds": self.progress.train_seconds,
                 "evaluate_seconds": self.progress.evaluate_seconds,
+                "prepare_seconds": self._prepare_seconds,
                 "propagations": self.progress.propagations,
                 "test_images": len(self._test[0]),
             }

@@ -1,0 +1,296 @@
+"""The command line, as a user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from tests.runs import tiny_data
+from yopo import checkpoint, cli
+
+TINY = [
+    *("--data.name", "npz", "--data.held_out", "20", "--batch", "20", "--epochs", "2"),
+    *("--model.options.width", "4", "--model.options.hidden", "8", "--evaluate.steps", "2"),
+    *("--evaluate.images", "20", "--threat.eps", "8/255", "--threat.step", "2/255"),
+    *("--method.name", "yopo", "--method.m", "2", "--method.n", "2"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _float32() -> Iterator[None]:
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture(scope="module")
+def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data, path = tiny_data(), tmp_path_factory.mktemp("data") / "tiny.npz"
+    np.savez(
+        path,
+        x_train=data.x_train.numpy(),
+        y_train=data.y_train.numpy(),
+        x_test=data.x_test.numpy(),
+        y_test=data.y_test.numpy(),
+    )
+    return path
+
+
+def yopo(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """Run the command in this process; its exit status."""
+    monkeypatch.setattr(sys, "argv", ["yopo", *map(str, words)])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_train_writes_a_run(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert yopo(monkeypatch, "train", "demo", "--out", out, "--data.path", npz, *TINY) == 0
+    shown = capsys.readouterr().out
+    assert "epoch    2/2" in shown
+    assert "test accuracy, clean / pgd-2, 40 images" in shown
+    assert str(out) in shown
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["threat"]["eps"] == 8 / 255
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in metrics] == [1, 2]
+    assert {"train_seconds", "propagations", "loss", "clean", "robust"} <= metrics[0].keys()
+    assert checkpoint.load_weights(out / "model.safetensors")
+    assert not list(out.rglob("*.pt")) + list(out.rglob("*.pkl"))
+    # a second start without --resume is refused, with it there is nothing left to do
+    assert yopo(monkeypatch, "train", "demo", "--out", out, "--data.path", npz, *TINY) == 2
+    assert "add --resume" in capsys.readouterr().err
+    again = yopo(monkeypatch, "train", out / "config.yaml", "--out", out, "--resume")
+    assert again == 0
+    assert "going on from epoch 3" in capsys.readouterr().out
+    other = yopo(
+        monkeypatch, "train", out / "config.yaml", "--out", out, "--resume", "--batch", "40"
+    )
+    assert other == 2
+    assert "another configuration" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demoo", "--out", "x"], "did you mean demo?"),
+        (["demo", "--out", "x", "--epoch", "3"], "did you mean epochs?"),
+        (["demo", "--out", "x", "--method.nam", "pgd"], "did you mean method.name?"),
+        (["demo", "--out", "x", "--epochs"], "--epochs needs a value"),
+        (["demo", "--out", "x", "stray"], "did not expect 'stray'"),
+        (["demo"], "--out DIR"),
+        ([], "expected a recipe"),
+        (["demo", "--out", "x", "--data.name", "cifra10"], "cifar10"),
+        (["demo", "--out", "x", "--model.name", "resnet"], "my_module:function"),
+        (["demo", "--out", "x", "--model.name", "nowhere:build"], "does not import"),
+        (["demo", "--out", "x", "--model.options.widht", "3"], "model.options do not fit smallcnn"),
+        (["missing.yaml", "--out", "x"], "missing.yaml"),
+        (["demo", "--out", "x", "--data.held_out", "7000"], "data.held_out below"),
+    ],
+)
+def test_mistakes_get_one_line_and_leave_nothing(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert yopo(monkeypatch, "train", *words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("yopo: ")
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_yaml_file_lies_under_the_flags(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "mine.yaml"
+    settings.write_text("epochs: 7\nseed: 5\nthreat: {eps: 4/255}\n")
+    words = ("--config", settings, "--data.path", npz, *TINY[:-6], "--seed", "6", "--dry-run")
+    assert yopo(monkeypatch, "train", "demo", *words) == 0
+    shown = capsys.readouterr().out
+    config = yaml.safe_load(shown)
+    assert (config["epochs"], config["seed"], config["method"]["name"]) == (2, 6, "yopo")
+    assert "propagations per image in all" in shown
+    assert "minutes of training here" in shown
+
+
+def test_compare_gives_one_table(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--methods", "natural,pgd-2,yopo-2-2", "--out", tmp_path, "--data.path", npz)
+    assert yopo(monkeypatch, "compare", "demo", *words, *TINY[:-6]) == 0
+    table = capsys.readouterr().out.split("test accuracy")[1]
+    for name in ("natural", "pgd-2", "yopo-2-2"):
+        assert name in table
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        assert (config["seed"], config["batch"]) == (0, 20)
+    assert yopo(monkeypatch, "compare", "demo", "--methods", "pdg-3", "--out", tmp_path) == 2
+    assert "did you mean pgd?" in capsys.readouterr().err
+
+
+def test_recipes_and_settings_are_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert yopo(monkeypatch, "recipes") == 0
+    shown = capsys.readouterr().out
+    for name in ("mnist-yopo-5-10", "cifar10-wrn-free-8", "cifar10-fast", "demo"):
+        assert name in shown
+    assert yopo(monkeypatch, "train", "--settings") == 0
+    assert "--threat.eps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["compare"], ["data"]])
+def test_help_has_examples(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert yopo(monkeypatch, *command, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "usage: yopo" in shown
+    assert not command or "examples:\n  yopo" in shown
+
+
+def test_own_model_and_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_net.py").write_text(
+        "from torch import nn\n"
+        "def build(classes, hidden=5):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(192, hidden), nn.ReLU(),"
+        " nn.Linear(hidden, classes))\n"
+    )
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 4)):
+        for label in ("cat", "dog"):
+            folder = tmp_path / "photos" / split / label
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 256, (10, 9, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    words = ["--data.name", "folder", "--data.root", "photos", "--data.size", "8"]
+    words += ["--model.name", "my_net:build", "--model.options.hidden", "7", "--epochs", "1"]
+    words += ["--batch", "4", "--data.held_out", "8", "--evaluate.steps", "2"]
+    assert yopo(monkeypatch, "train", "demo", "--out", "run", *words) == 0
+    weights = checkpoint.load_weights(tmp_path / "run" / "model-last.safetensors")
+    assert weights["1.weight"].shape == (7, 192)
+    assert weights["3.weight"].shape == (2, 7)
+
+
+def test_tensorboard_gets_the_metrics_or_a_clear_word(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert yopo(monkeypatch, *words, "--track", "tensorboard") == 2
+    assert "pip install tensorboard" in capsys.readouterr().err
+    written: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "run" / "tensorboard")
+
+        def add_scalar(self, name: str, value: float, epoch: int) -> None:
+            written.append((name, value, epoch))
+
+        def close(self) -> None:
+            written.append(("closed", 0, 0))
+
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    assert yopo(monkeypatch, *words, "--track", "tensorboard") == 0
+    assert [e for name, _, e in written if name == "robust"] == [1, 2]
+    assert written[-1][0] == "closed"
+
+
+# ---------------------------------------------------------------- in processes of their own
+
+
+def start(
+    out: Path, npz: Path, *more: str, launcher: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
+    command = [sys.executable, *launcher, "-m", "yopo", "train", "demo", "--out", str(out)]
+    command += ["--data.path", str(npz), *TINY, *more]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+
+
+def wait_for_epoch(out: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not (out / "metrics.jsonl").exists() and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(
+    number: signal.Signals, tmp_path: Path, npz: Path
+) -> None:
+    out = tmp_path / "run"
+    process = start(out, npz, "--epochs", "5000")
+    wait_for_epoch(out, process)
+    process.send_signal(number)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"To go on: yopo train {out}/config.yaml --out {out} --resume" in shown
+    _, values = checkpoint.load(checkpoint.saved(out / "state")[0])
+    assert values["progress"]["epoch"] >= 1
+
+
+TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def test_torchrun_trains_and_a_killed_rank_ends_the_job_which_resumes(
+    tmp_path: Path, npz: Path
+) -> None:
+    out = tmp_path / "two"
+    process = start(out, npz, "--epochs", "200", launcher=TWO)
+    wait_for_epoch(out, process)
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
+    )
+    ranks = [int(pid) for pid in listed.stdout.split()]
+    assert len(ranks) >= 2
+    os.kill(ranks[-1], signal.SIGKILL)
+    process.communicate(timeout=90)
+    assert process.returncode != 0
+    done = len((out / "metrics.jsonl").read_text().splitlines())
+    # one process goes on from the last checkpoint of two
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["epochs"] == 200
+    single = start(out, npz, "--epochs", "200", "--resume")
+    deadline = time.monotonic() + 60
+    while len((out / "metrics.jsonl").read_text().splitlines()) < done + 2:
+        assert time.monotonic() < deadline
+        assert single.poll() is None
+        time.sleep(0.1)
+    single.send_signal(signal.SIGTERM)
+    shown, _ = single.communicate(timeout=60)
+    assert "going on from epoch" in shown
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    epochs = [json.loads(line)["epoch"] for line in lines]
+    assert epochs == list(range(1, len(epochs) + 1))
