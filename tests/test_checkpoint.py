@@ -1,8 +1,10 @@
 """Whole or not at all, checked, never pickled."""
 
 import errno
+import multiprocessing
 import os
 import pickle
+import resource
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,29 @@ def test_a_full_disk_fails_the_save_and_keeps_the_others(
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, 2)
     monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["save-000001"]
+    found = checkpoint.load_newest(tmp_path, pytest.fail)
+    assert found is not None
+    assert found[1] == {"number": 1}
+
+
+def save_beyond_the_limit(folder: str) -> None:
+    """Writes over 100 kB fail in this process, as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    large = {"a": torch.zeros(50_000)}
+    with pytest.raises(OSError, match="too large"):
+        checkpoint.save(Path(folder), 2, large, {"number": 2}, keep={1, 2})
+    with pytest.raises(OSError, match="too large"):
+        checkpoint.save_weights(Path(folder) / "model.safetensors", large, {})
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=save_beyond_the_limit, args=(str(tmp_path),))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     assert [p.name for p in tmp_path.iterdir()] == ["save-000001"]
     found = checkpoint.load_newest(tmp_path, pytest.fail)
     assert found is not None

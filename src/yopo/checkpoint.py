@@ -28,7 +28,7 @@ def save(
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
     try:
-        save_file(_plain(tensors), writing / "tensors.safetensors")
+        _write_tensors(tensors, writing / "tensors.safetensors")
         text = json.dumps(values, sort_keys=True)
         seal = {
             "tensors": _digest(writing / "tensors.safetensors"),
@@ -83,7 +83,7 @@ def save_weights(path: Path, state: Tensors, metadata: dict[str, str]) -> None:
     """Write a model's weights as one safetensors file, atomically."""
     writing = path.with_name(f".{path.name}.writing")
     try:
-        save_file(_plain(state), writing, metadata=metadata)
+        _write_tensors(state, writing, metadata)
         _flush(writing)
         os.replace(writing, path)
     finally:
@@ -116,9 +116,13 @@ def write_text(path: Path, text: str) -> None:
         writing.unlink(missing_ok=True)
 
 
-def _plain(tensors: Tensors) -> Tensors:
-    """Contiguous tensors on the CPU that share no memory, as safetensors needs."""
-    return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+def _write_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:
+    """safetensors' file; it needs contiguous tensors on the CPU that share no memory."""
+    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    try:
+        save_file(plain, path, metadata=metadata)
+    except SafetensorError as error:  # what the writer makes of a full disk
+        raise OSError(str(error)) from None
 
 
 def _digest(path: Path) -> str:

@@ -423,7 +423,10 @@ class Trainer:
         if self.rank == 0:
             state = dict(self.follower.state_dict())
             metadata = {"config": json.dumps(self.config.tree()), "yopo": yopo.__version__}
-            checkpoint.save_weights(self.out / name, state, metadata)
+            try:
+                checkpoint.save_weights(self.out / name, state, metadata)
+            except OSError as error:
+                self.watch.say(f"could not write {name} ({error})")
 
     def _write_line(self, line: dict[str, Any]) -> None:
         self.progress.lines += 1
