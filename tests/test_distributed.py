@@ -22,6 +22,7 @@ METHODS: dict[str, Tree] = {
 }
 PLAIN: Tree = {
     "ema": 0,
+    "optimizer": {"clip": 0.2},
     "model": {"options": {"width": 4, "size": 16, "hidden": 8, "dropout": 0.0}},
 }
 BATCHNORM: Tree = {

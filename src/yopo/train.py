@@ -92,6 +92,8 @@ class Trainer:
         if self.world > 1:
             distributed.same_everywhere(self.model)
             distributed.average_gradients_before_each_step(self.optimizer)
+        if config.optimizer.clip:  # after the exchange, and in each of Free's steps too
+            self.optimizer.register_step_pre_hook(self._clip)
         self.method = build_method(config, self.model, self.optimizer)
         if isinstance(self.method, yopo.Free) and config.optimizer.accumulate > 1:
             raise ValueError("Free steps on every batch; use optimizer.accumulate 1 with it")
@@ -195,14 +197,16 @@ class Trainer:
             grads = [q.grad for q in self.model.parameters() if q.grad is not None]
             if every > 1:
                 torch._foreach_div_(grads, float(step % every + 1))
-            if c.optimizer.clip:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), c.optimizer.clip)
             self.optimizer.step()
             self.optimizer.zero_grad()
             if self.ema:
                 self.ema.update(p.updates)
             p.updates += 1
         return out
+
+    def _clip(self, *_: object) -> None:
+        assert self.config.optimizer.clip is not None
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip)
 
     def measure(self, steps: int) -> tuple[float, float]:
         """Seconds a step (after one of warm-up) and propagations an epoch; spoils the weights."""
@@ -259,7 +263,7 @@ class Trainer:
 
     def _recover(self, reason: str) -> None:
         p, guard = self.progress, self.config.guard
-        if guard.action == "stop" or p.rollbacks >= guard.most:
+        if guard.action == "stop" or p.rollbacks >= guard.most or p.good < 0:
             raise RuntimeError(f"training collapsed in epoch {p.epoch + 1}: {reason}")
         scale, rollbacks, lines = p.rate_scale * guard.shrink, p.rollbacks + 1, p.lines
         seconds, spent, evaluated = p.train_seconds, p.propagations, p.evaluate_seconds
