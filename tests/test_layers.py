@@ -13,7 +13,7 @@ LAYERS = [
     {"yopo.cli", "yopo.demo", "yopo.__main__"},
     {"yopo.demo_page"},
     {"yopo.recipes", "yopo.train"},
-    {"yopo.build", "yopo.schedule"},
+    {"yopo.build", "yopo.schedule", "yopo.snapshot"},
     {"yopo.config", "yopo.checkpoint", "yopo.distributed", "yopo.ema", "yopo.guard"},
     {"yopo"},
     {"yopo.methods", "yopo.attacks"},

@@ -3,8 +3,10 @@
 import json
 import multiprocessing
 import random
+import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -270,19 +272,27 @@ def test_ema_follows_and_keeps_its_own_statistics(tmp_path: Path) -> None:
 
 
 def test_the_clock_counts_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
+    """On a clock of our own: a step takes 1 second, an evaluation 100, a save 10000."""
+    now = 0.0
 
+    def taking(seconds: float, work: Any) -> Any:
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return work(*args, **kwargs)
+
+        return slow
+
+    clock = types.SimpleNamespace(perf_counter=lambda: now, monotonic=lambda: now)
+    monkeypatch.setattr(yopo.train, "time", clock)
+    monkeypatch.setattr(yopo.train, "CHECK_EVERY", 1)
     trainer = tiny_trainer(tmp_path)
-    real = trainer._evaluate
-
-    def slow(model: torch.nn.Module, images: int) -> tuple[float, float]:
-        time.sleep(0.5)
-        return real(model, images)
-
-    monkeypatch.setattr(trainer, "_evaluate", slow)
+    monkeypatch.setattr(trainer, "_step", taking(1, trainer._step))
+    monkeypatch.setattr(trainer, "_evaluate", taking(100, trainer._evaluate))
+    monkeypatch.setattr(checkpoint, "save", taking(10000, checkpoint.save))
     result = trainer.run()
-    assert result["evaluate_seconds"] > 1.5
-    assert result["train_seconds"] < 1.5
+    assert result["train_seconds"] == 3 * 5
+    assert result["evaluate_seconds"] == 3 * 100
     assert result["propagations"] == pytest.approx(3 * (2 + 2 / 3))
 
 

@@ -26,6 +26,7 @@ from yopo.data.sources import Arrays
 from yopo.ema import EMA
 from yopo.guard import Health, collapse
 from yopo.schedule import rate
+from yopo.snapshot import Snapshot
 
 CHECK_EVERY = 50  # steps between looks at the loss; a look waits for the device
 
@@ -98,6 +99,7 @@ class Trainer:
         if isinstance(self.method, yopo.Free) and config.optimizer.accumulate > 1:
             raise ValueError("Free steps on every batch; use optimizer.accumulate 1 with it")
         self.ema = EMA(self.model, config.ema) if config.ema else None
+        self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
 
         n, held = len(data.x_train), config.data.held_out
         if held >= n:
@@ -368,25 +370,17 @@ class Trainer:
             recent = range(p.saves - keep + 1, p.saves + 1)
             try:
                 checkpoint.save(
-                    self.out / "state", p.saves, self._tensors(), values, keep={*recent, p.good}
+                    self.out / "state",
+                    p.saves,
+                    self.snapshot.take(),
+                    values,
+                    keep={*recent, p.good},
                 )
             except OSError as error:
                 written = False
                 self.watch.say(f"could not save a checkpoint ({error}); earlier ones are kept")
         if not distributed.from_first([float(written)])[0]:
             p.good = before
-
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        if self.ema:
-            tensors |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
-        for i, q in enumerate(q for g in self.optimizer.param_groups for q in g["params"]):
-            buffer = self.optimizer.state.get(q, {}).get("momentum_buffer")
-            if buffer is not None:
-                tensors[f"momentum.{i}"] = buffer
-        if isinstance(self.method, yopo.Free) and self.method.eta is not None:
-            tensors["free.eta"] = self.method.eta
-        return tensors
 
     def _restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         if values["config"] != self._identity():
@@ -395,21 +389,7 @@ class Trainer:
                 "settings in its config.yaml"
             )
 
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        self.model.load_state_dict(part("model."))
-        if self.ema:
-            self.ema.model.load_state_dict(part("ema."))
-        momentum = part("momentum.")
-        for i, q in enumerate(q for g in self.optimizer.param_groups for q in g["params"]):
-            self.optimizer.state.pop(q, None)
-            if str(i) in momentum:
-                buffer = torch.empty_like(q).copy_(momentum[str(i)])
-                self.optimizer.state[q]["momentum_buffer"] = buffer
-        if isinstance(self.method, yopo.Free):
-            eta = tensors.get("free.eta")
-            self.method.eta = None if eta is None else eta.to(self.device)
+        self.snapshot.put_back(tensors)
         known = {f.name for f in fields(Progress)}
         self.progress = Progress(**{k: v for k, v in values["progress"].items() if k in known})
 

@@ -1,0 +1,56 @@
+"""All tensors that a run needs to go on: weights, averages, momentum, a carried perturbation."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import yopo
+from yopo.ema import EMA
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The parts of a run that hold tensors."""
+
+    model: nn.Module
+    ema: EMA | None
+    optimizer: Optimizer
+    method: yopo.Method
+
+    def take(self) -> dict[str, Tensor]:
+        """The tensors as they are now, by name."""
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        if self.ema:
+            tensors |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
+        for i, p in enumerate(self._parameters()):
+            buffer = self.optimizer.state.get(p, {}).get("momentum_buffer")
+            if buffer is not None:
+                tensors[f"momentum.{i}"] = buffer
+        if isinstance(self.method, yopo.Free) and self.method.eta is not None:
+            tensors["free.eta"] = self.method.eta
+        return tensors
+
+    def put_back(self, tensors: dict[str, Tensor]) -> None:
+        """Make all parts what they were when `tensors` were taken."""
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.model.load_state_dict(part("model."))
+        if self.ema:
+            self.ema.model.load_state_dict(part("ema."))
+        momentum = part("momentum.")
+        for i, p in enumerate(self._parameters()):
+            self.optimizer.state.pop(p, None)
+            if str(i) in momentum:
+                buffer = torch.empty_like(p).copy_(momentum[str(i)])
+                self.optimizer.state[p]["momentum_buffer"] = buffer
+        if isinstance(self.method, yopo.Free):
+            eta = tensors.get("free.eta")
+            device = next(self.model.parameters()).device
+            self.method.eta = None if eta is None else eta.to(device)
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
