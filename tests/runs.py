@@ -16,7 +16,7 @@ BASE: Tree = {
     "method": {"name": "yopo", "m": 2, "n": 2, "first_layer": "relu1"},
     "threat": {"eps": 0.1},
     "data": {"held_out": 20},
-    "model": {"options": {"width": 4, "size": 16, "hidden": 8}},
+    "model": {"name": "smallcnn", "options": {"width": 4, "size": 16, "hidden": 8}},
     "optimizer": {"lr": 0.05},
     "schedule": {"name": "cosine", "warmup": 1},
     "evaluate": {"steps": 3, "images": 20},

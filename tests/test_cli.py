@@ -241,7 +241,8 @@ def start(
 
 def wait_for_epoch(out: Path, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 60
-    while not (out / "metrics.jsonl").exists() and process.poll() is None:
+    metrics = out / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text()) and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -3,7 +3,17 @@
 import pytest
 import yaml
 
-from yopo.config import Config, L2Config, PGDConfig, YOPOConfig, fields, nested, overlay, validate
+from yopo.config import (
+    Config,
+    L2Config,
+    PGDConfig,
+    YOPOConfig,
+    fields,
+    nested,
+    overlay,
+    rescaled,
+    validate,
+)
 from yopo.recipes import RECIPES, method_tree, recipe
 from yopo.schedule import rate
 
@@ -22,6 +32,23 @@ def test_another_method_by_flag_drops_what_belonged_to_the_old_one() -> None:
     config = validate(overlay(recipe("mnist-yopo-5-10"), flags))
     assert config.method == PGDConfig(steps=7)
     assert config.threat == L2Config()
+
+
+def test_what_is_not_the_old_ones_own_stays() -> None:
+    tree = overlay(recipe("cifar10-pgd-10"), nested({"schedule.name": "cosine"}))
+    assert validate(tree).schedule.warmup == 1
+    tree = overlay(recipe("cifar10-fast"), nested({"data.name": "folder"}))
+    assert validate(tree).data.crop == 4
+    tree = overlay(recipe("cifar10-pgd-10"), nested({"model.name": "wideresnet"}))
+    assert validate(tree).model.channels_last
+    assert validate(tree).model.options == {}
+    tree = overlay(recipe("demo"), nested({"model.options.width": "32"}))
+    assert validate(tree).model.options == {"width": 32, "hidden": 100}
+
+
+def test_another_number_of_epochs_moves_the_schedule_along() -> None:
+    config = validate(rescaled(recipe("cifar10-yopo-5-3"), 20))
+    assert (config.epochs, config.schedule.drops, config.schedule.warmup) == (20, [15, 18], 0.5)
 
 
 def test_numbers_lists_and_options_from_strings() -> None:
@@ -55,6 +82,9 @@ def test_numbers_lists_and_options_from_strings() -> None:
         ({"method.m": "0"}, r"method\.m: .*greater than or equal to 1"),
         ({"epochs": "many"}, r"epochs: .*valid integer.*got 'many'"),
         ({"ema": "1"}, r"ema: .*less than 1"),
+        ({"model.options": "3"}, r"model\.options: .*valid dictionary"),
+        ({"model.options.width": "[1"}, r"model\.options: .*as in YAML"),
+        ({"epochs": "3", "epochs.foo": "3"}, r"does not go together"),
     ],
 )
 def test_mistakes_are_named(flags: dict[str, str], message: str) -> None:

@@ -1,5 +1,6 @@
 """Two processes (gloo) against one on the combined batch."""
 
+import json
 import multiprocessing
 import os
 import socket
@@ -10,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import yopo
+import yopo.train
 from tests.runs import Silent, tiny_trainer
 from yopo import checkpoint
 from yopo.config import Tree
@@ -83,18 +86,20 @@ def train_steps(out: str, over: Tree, rank: int, world: int, port: int) -> None:
     checkpoint.save_weights(Path(out), dict(trainer.model.state_dict()), {})
 
 
-def run(tmp_path: Path, over: Tree, world: int) -> list[dict[str, Tensor]]:
+def run(
+    tmp_path: Path, over: Tree, world: int, target: Any = train_steps
+) -> list[dict[str, Tensor]]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.runs"])
     port, outs = free_port(), [tmp_path / f"{world}-{rank}" for rank in range(world)]
     processes = [
-        context.Process(target=train_steps, args=(str(out), over, rank, world, port))
+        context.Process(target=target, args=(str(out), over, rank, world, port))
         for rank, out in enumerate(outs)
     ]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(60)
         assert process.exitcode == 0
     return [checkpoint.load_weights(out) for out in outs]
 
@@ -118,3 +123,69 @@ def test_the_same_with_synchronised_batchnorm(method: str, tmp_path: Path) -> No
     for key, value in one.items():
         if "num_batches" not in key:
             torch.testing.assert_close(first[key], value, rtol=0, atol=1e-6)
+
+
+def resume_in_two(out: str, over: Tree, rank: int, world: int, port: int) -> None:
+    """Train to the end, in one go or stopped in the middle of the second epoch and resumed."""
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    yopo.train.CHECK_EVERY = 1
+    for name, stop_at in (("whole", None), ("pieces", (1, 3))):
+        folder = Path(out).parent / name
+        trainer = tiny_trainer(folder, over)
+        real = trainer._step
+
+        def step(
+            x: Tensor,
+            y: Tensor,
+            number: int,
+            trainer: yopo.train.Trainer = trainer,
+            real: Any = real,
+            stop_at: object = stop_at,
+        ) -> yopo.Step:
+            trainer.stop = (trainer.progress.epoch, number) == stop_at
+            result: yopo.Step = real(x, y, number)
+            return result
+
+        trainer._step = step  # type: ignore[method-assign, assignment]
+        try:
+            trainer.run()
+            assert stop_at is None
+        except yopo.train.StopRequested:
+            trainer = tiny_trainer(folder, over)
+            assert trainer.resume()
+            assert (trainer.progress.epoch, trainer.progress.step) == (1, 4)
+            trainer.run()
+    checkpoint.save_weights(Path(out), {"done": torch.ones(1)}, {})
+
+
+@pytest.mark.parametrize("method", ["free", "pgd"])
+def test_two_processes_resume_in_the_middle_of_an_epoch_exactly(
+    method: str, tmp_path: Path
+) -> None:
+    """With BatchNorm that is not synchronised, and a perturbation carried over by Free."""
+    over: Tree = {
+        "checkpoint": {"minutes": 0},
+        "ema": 0,
+        "method": METHODS[method],
+        "model": BATCHNORM["model"],
+    }
+    run(tmp_path, over, 2, resume_in_two)
+    whole, pieces = (
+        checkpoint.load_weights(tmp_path / name / "model-last.safetensors")
+        for name in ("whole", "pieces")
+    )
+    assert all(torch.equal(value, pieces[key]) for key, value in whole.items())
+    lines = [
+        [
+            {k: v for k, v in json.loads(line).items() if "seconds" not in k}
+            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        ]
+        for name in ("whole", "pieces")
+    ]
+    assert lines[0] == lines[1]

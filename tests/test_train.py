@@ -324,6 +324,91 @@ def test_a_huge_rate_is_rolled_back_until_it_trains(tmp_path: Path) -> None:
     assert len(collapsed) == trainer.progress.rollbacks
 
 
+def test_weights_broken_by_the_last_step_of_an_epoch_are_never_kept(tmp_path: Path) -> None:
+    """The loss is still finite then; only the weights show it."""
+    trainer = tiny_trainer(tmp_path, {"ema": 0})
+    broken = False
+    real = trainer._step
+
+    def step(x: Tensor, y: Tensor, number: int) -> yopo.Step:
+        nonlocal broken
+        out = real(x, y, number)
+        if not broken and trainer.progress.epoch == 1 and number == 4:
+            broken = True
+            next(trainer.model.parameters()).data.fill_(float("nan"))
+        return out
+
+    trainer._step = step  # type: ignore[method-assign, assignment]
+    trainer.run()
+    assert trainer.progress.rollbacks == 1
+    assert "not finite" in str(lines(tmp_path)[1]["collapse"])
+    for state in files(tmp_path).values():
+        assert all(v.isfinite().all() for v in state.values())
+
+
+def test_a_collapse_between_full_evaluations_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = tiny_trainer(tmp_path, {"evaluate": {"every": 3}, "guard": {"action": "stop"}})
+    robust = iter([0.5, 0.02, 0.02])
+    monkeypatch.setattr(trainer, "_evaluate", lambda *_: (0.9, next(robust)))
+    monkeypatch.setattr(
+        yopo.train, "Health", lambda loss, _train, robust, best: Health(loss, 0.95, robust, best)
+    )
+    with pytest.raises(RuntimeError, match="epoch 2: catastrophic"):
+        trainer.run()
+
+
+def test_other_data_is_not_resumed_on(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path).run()
+    with pytest.raises(ValueError, match="another configuration"):
+        tiny_trainer(tmp_path, train=140).resume()
+
+
+def test_a_folder_with_no_sound_checkpoint_is_refused(tmp_path: Path) -> None:
+    tiny_trainer(tmp_path).run()
+    for path in checkpoint.saved(tmp_path / "state"):
+        (path / "values.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"no checkpoint in .* is sound"):
+        tiny_trainer(tmp_path).resume()
+
+
+def test_a_stop_during_the_evaluation_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+
+    def evaluate(*_: object) -> tuple[float, float]:
+        trainer.stop = True
+        return 0.5, 0.5
+
+    monkeypatch.setattr(trainer, "_evaluate", evaluate)
+    with pytest.raises(StopRequested):
+        trainer.run()
+    again = tiny_trainer(tmp_path)
+    assert again.resume()
+    assert again.progress.epoch == 1
+
+
+def test_metrics_that_could_not_be_written_come_with_the_next_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = tiny_trainer(tmp_path)
+    real, calls = Path.open, 0
+
+    def refuse_once(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        if self.name == "metrics.jsonl" and mode == "a":
+            calls += 1
+            if calls == 1:
+                raise OSError(28, "No space left on device")
+        return real(self, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse_once)
+    trainer.run()
+    assert [line["epoch"] for line in lines(tmp_path)] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("action", ["stop", "ignore"])
 def test_other_actions(action: str, tmp_path: Path) -> None:
     over: Tree = {

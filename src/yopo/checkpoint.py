@@ -51,7 +51,7 @@ def save(
 
 def saved(folder: Path) -> list[Path]:
     """All checkpoints, the newest first."""
-    return sorted(folder.glob("save-*"), key=_number, reverse=True)
+    return sorted(folder.glob("save-[0-9]*"), key=_number, reverse=True)
 
 
 def load_newest(folder: Path, warn: Callable[[str], None]) -> tuple[Tensors, Values] | None:

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 from yopo import __version__
-from yopo.config import Config, Tree, fields, nested, overlay, validate
+from yopo.config import Config, Tree, fields, nested, overlay, rescaled, validate
 from yopo.recipes import RECIPES, method_tree, recipe
 
 TRAIN = """examples:
@@ -43,7 +44,7 @@ class Screen:
     """Bars on a terminal, plain lines elsewhere; silent in all processes but the first."""
 
     def __init__(self, title: str, epochs: int, tracker: Any = None, quiet: bool = False) -> None:  # noqa: ANN401
-        self.console = Console(highlight=False, quiet=quiet)
+        self.console = Console(highlight=False, markup=False, quiet=quiet)
         self.title, self.epochs, self.tracker = title, epochs, tracker
         self.bars = Progress(
             TextColumn("{task.description:<20}"),
@@ -134,6 +135,9 @@ def main() -> None:
                 run_data(args, rest)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         _fail(str(error))
+    except KeyboardInterrupt:
+        print("interrupted; the last checkpoint, if there is one, is kept", file=sys.stderr)
+        sys.exit(130)
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
@@ -191,7 +195,7 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
     """Train with several methods; the same network, data, seed and clock for each."""
     if args.out is None:
         raise ValueError("expected a folder for the runs: --out DIR")
-    specs = args.methods.split(",")
+    specs = [spec.strip() for spec in args.methods.split(",")]
     configs = {
         s: resolve(args, rest, {"method": method_tree(s)}) for s in specs
     }  # all checked first
@@ -200,6 +204,8 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
         out = args.out / spec
         done = out / "result.json"
         if args.resume and done.exists():
+            if _read_yaml(out / "config.yaml") != config.tree():
+                raise ValueError(f"{out} holds a run of another configuration; give another --out")
             results[spec] = json.loads(done.read_text())
         else:
             results[spec] = train_one(config, out, args, title=spec)
@@ -214,7 +220,10 @@ def resolve(args: argparse.Namespace, rest: list[str], over: Tree | None = None)
     tree = _read_yaml(source) if source.suffix in (".yaml", ".yml") else recipe(args.recipe)
     if args.config:
         tree = overlay(tree, _read_yaml(args.config))
-    return validate(overlay(overlay(tree, over or {}), nested(_flags(rest))))
+    flags = nested(_flags(rest))
+    if str(flags.get("epochs", "")).isdigit() and int(flags["epochs"]) > 0:
+        tree = rescaled(tree, int(flags["epochs"]))
+    return validate(overlay(overlay(tree, over or {}), flags))
 
 
 def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -> dict[str, Any]:
@@ -250,10 +259,18 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
 
 @contextmanager
 def _stop_on_signals(trainer: Any) -> Iterator[None]:  # noqa: ANN401
-    """The first Ctrl-C or SIGTERM finishes the step and saves; a second one ends at once."""
+    """The first Ctrl-C or SIGTERM finishes the step and saves; a later Ctrl-C ends at once.
+
+    torchrun passes a signal on that its processes may have had already, so what comes again within
+    a second is the same one.
+    """
+    first = 0.0
 
     def ask(number: int, _frame: FrameType | None) -> None:
-        if trainer.stop:
+        nonlocal first
+        if not trainer.stop:
+            first = time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - first > 1:
             raise KeyboardInterrupt
         trainer.stop = True
 
@@ -346,6 +363,8 @@ def _device(name: str | None) -> Any:  # noqa: ANN401
 
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: torch finds no GPU here; leave it out, or use cpu")
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     return torch.device(name)

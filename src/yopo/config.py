@@ -22,6 +22,16 @@ def _number(value: object) -> object:
     return value
 
 
+def _options(value: object) -> object:
+    """Let options given as words be what YAML takes them for."""
+    if not isinstance(value, Mapping):
+        return value  # pydantic says what is wrong with it
+    try:
+        return {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in value.items()}
+    except yaml.YAMLError:
+        raise ValueError("options should be values as in YAML") from None
+
+
 Number = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
 NotNegative = Annotated[float, BeforeValidator(_number), Field(ge=0)]
@@ -29,15 +39,7 @@ Count = Annotated[int, Field(ge=1)]
 Epochs = Annotated[
     list[NotNegative], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
 ]
-Options = Annotated[
-    dict[str, Any],
-    BeforeValidator(
-        lambda v: {
-            key: yaml.safe_load(value) if isinstance(value, str) else value
-            for key, value in v.items()
-        }
-    ),
-]
+Options = Annotated[dict[str, Any], BeforeValidator(_options)]
 
 
 class _Strict(BaseModel):
@@ -253,18 +255,36 @@ class Config(_Strict):
 def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     """`over` on top of `base`, at every depth.
 
-    Where a section gets another name (a recipe for yopo, a flag for pgd), what the base says
-    about the old one no longer applies and is dropped.
+    With another method or threat (a recipe for yopo, a flag for pgd), what the base says about the
+    old one no longer applies and is dropped; so are the options of another model.
     """
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping) and key != "options":
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
             renamed = "name" in value and "name" in below and value["name"] != below["name"]
-            result[key] = dict(value) if renamed else overlay(below, value)
+            old = {k: v for k, v in below.items() if not (renamed and _belongs(key, k))}
+            result[key] = overlay(old, value)
         else:
             result[key] = value
     return result
+
+
+def _belongs(section: str, key: str) -> bool:
+    """Whether a setting is the named thing's own, and goes when it goes."""
+    return section in ("method", "threat") or (section == "model" and key == "options")
+
+
+def rescaled(tree: Tree, epochs: int) -> Tree:
+    """The same recipe in another number of epochs: its drops and warm-ups move along."""
+    config = validate(tree)
+    part = epochs / config.epochs
+    schedule = {
+        "warmup": part * config.schedule.warmup,
+        "drops": [part * drop for drop in config.schedule.drops],
+    }
+    scaled: Tree = {"epochs": epochs, "eps_warmup": part * config.eps_warmup, "schedule": schedule}
+    return overlay(tree, scaled)
 
 
 def nested(flags: Mapping[str, str]) -> Tree:
@@ -275,6 +295,8 @@ def nested(flags: Mapping[str, str]) -> Tree:
         branch = tree
         for part in path:
             branch = branch.setdefault(part, {})
+            if not isinstance(branch, dict):
+                raise ValueError(f"--{dotted} does not go together with --{'.'.join(path)}")
         branch[last] = value
     return tree
 

@@ -1,6 +1,7 @@
 """Several processes: who am I, and one exchange of gradients for each optimizer step."""
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -9,15 +10,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-def start() -> tuple[int, int]:
+def start(device: torch.device) -> tuple[int, int]:
     """Join the group that torchrun made, if it did; return (rank, world size)."""
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return 0, 1
     if not dist.is_initialized():
-        cuda = torch.cuda.is_available()
+        cuda = device.type == "cuda"
         if cuda:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("nccl" if cuda else "gloo")
+            torch.cuda.set_device(device)
+        # The others wait while the first evaluates, which may take long.
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(hours=2))
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -52,6 +54,15 @@ def summed(values: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
+
+
+def concatenated(tensor: Tensor) -> Tensor:
+    """The processes' tensors one after the other; they have the same shape."""
+    if not dist.is_initialized():
+        return tensor
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor.contiguous())
+    return torch.cat(parts)
 
 
 def from_first(values: list[float]) -> list[float]:
@@ -97,21 +108,22 @@ class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         if not self.training:
             return super().forward(x)
         over = [d for d in range(x.dim()) if d != 1]
+        shape = [1, -1] + [1] * (x.dim() - 2)
         count = x.new_full((x.shape[1],), x.numel() / x.shape[1])
-        sums = torch.stack([x.sum(over), x.square().sum(over), count])
-        total, squares, n = differentiable.all_reduce(sums)
+        total, n = differentiable.all_reduce(torch.stack([x.sum(over), count]))
         mean = total / n
-        var = squares / n - mean.square()
+        # A second exchange: the mean of squares less the square of the mean loses all precision.
+        centred = x - mean.view(shape)
+        var = differentiable.all_reduce(centred.square().sum(over)) / n
         if self.track_running_stats and self.running_mean is not None:
             assert self.running_var is not None
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
-            momentum = 0.1 if self.momentum is None else self.momentum
+            momentum = self.momentum or 1 / float(self.num_batches_tracked)
             with torch.no_grad():
                 self.running_mean.lerp_(mean, momentum)
-                self.running_var.lerp_(var * n / (n - 1), momentum)
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        out: Tensor = (x - mean.view(shape)) * (var + self.eps).rsqrt().view(shape)
+                self.running_var.lerp_(var * n / (n - 1).clamp(min=1), momentum)
+        out: Tensor = centred * (var + self.eps).rsqrt().view(shape)
         if self.weight is not None:
             out = out * self.weight.view(shape) + self.bias.view(shape)
         return out

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import yopo
+from yopo import distributed
 from yopo.ema import EMA
 
 
@@ -29,11 +30,16 @@ class Snapshot:
             if buffer is not None:
                 tensors[f"momentum.{i}"] = buffer
         if isinstance(self.method, yopo.Free) and self.method.eta is not None:
-            tensors["free.eta"] = self.method.eta
+            tensors["free.eta"] = distributed.concatenated(self.method.eta)
         return tensors
 
-    def put_back(self, tensors: dict[str, Tensor]) -> None:
-        """Make all parts what they were when `tensors` were taken."""
+    def is_finite(self) -> bool:
+        """Whether no weight, average or momentum is NaN or infinite."""
+        mine = [t for k, t in self.take().items() if t.is_floating_point() and k != "free.eta"]
+        return all(bool(t.isfinite().all()) for t in mine)
+
+    def put_back(self, tensors: dict[str, Tensor], rank: int, world: int) -> None:
+        """Make all parts what they were when `tensors` were taken; of eta, this rank's share."""
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -50,7 +56,7 @@ class Snapshot:
         if isinstance(self.method, yopo.Free):
             eta = tensors.get("free.eta")
             device = next(self.model.parameters()).device
-            self.method.eta = None if eta is None else eta.to(device)
+            self.method.eta = None if eta is None else eta.chunk(world)[rank].to(device)
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

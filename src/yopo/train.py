@@ -61,7 +61,8 @@ class Progress:
     loss_sum: float = 0.0  # of this epoch
     right: float = 0.0
     seen: float = 0.0
-    best: float = -1.0  # held-out robust accuracy
+    best: float = -1.0  # held-out robust accuracy of the best weights
+    healthiest: float = -1.0  # the best of all evaluations, also the small ones
     best_epoch: int = -1
     rate_scale: float = 1.0
     rollbacks: int = 0
@@ -78,9 +79,10 @@ class Trainer:
     ) -> None:
         began = time.perf_counter()
         self.config, self.out, self.watch, self.device = config, out, watcher, device
-        self.rank, self.world = distributed.start()
+        self.rank, self.world = distributed.start(device)
         self.progress = Progress()
         self.stop = False  # set from a signal handler
+        self._unwritten: list[str] = []  # lines for metrics.jsonl
 
         torch.manual_seed(_mix(config.seed, "weights"))
         model = build_model(config.model, data.x_train, len(data.names))
@@ -101,6 +103,10 @@ class Trainer:
         self.ema = EMA(self.model, config.ema) if config.ema else None
         self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
 
+        sha = hashlib.sha256(repr(tuple(data.x_train.shape)).encode())
+        for tensor in (data.x_train, data.y_train):
+            sha.update(tensor.contiguous().numpy().tobytes())
+        self._data_digest = sha.hexdigest()
         n, held = len(data.x_train), config.data.held_out
         if held >= n:
             raise ValueError(f"expected data.held_out below the {n} training images, got {held}")
@@ -132,12 +138,24 @@ class Trainer:
             self.out.mkdir(parents=True, exist_ok=True)
             text = yaml.safe_dump(self.config.tree(), sort_keys=False)
             checkpoint.write_text(self.out / "config.yaml", text)
+            metrics = self.out / "metrics.jsonl"
+            lines = metrics.read_text().splitlines() if metrics.exists() else []
+            kept = lines[: self.progress.lines]  # later ones will be written again
+            checkpoint.write_text(metrics, "".join(line + "\n" for line in kept))
         if self.progress.good < 0:
             self._save(good=True)  # what a collapse in the first epoch goes back to
         while self.progress.epoch < self.config.epochs:
             reason = self._epoch()
             self._finish_epoch(reason)
-        return self._finish()
+            self._stop_if_asked()
+        result = self._finish()
+        self._stop_if_asked()
+        return result
+
+    def _stop_if_asked(self) -> None:
+        """A signal that came during an evaluation, when all is saved."""
+        if self._anyone(self.stop)[0]:
+            raise StopRequested
 
     def _epoch(self) -> str | None:
         """Train to the end of this epoch; return why it collapsed, if it did."""
@@ -145,6 +163,7 @@ class Trainer:
         every = self.config.optimizer.accumulate
         loss = torch.tensor(p.loss_sum, device=self.device)
         right = torch.tensor(p.right, device=self.device)
+        looked = p.step - p.step % CHECK_EVERY
         self.model.train()
         self._sync()
         started = time.perf_counter()
@@ -166,7 +185,8 @@ class Trainer:
                 continue  # in the middle of an accumulated step there is nothing to save
             self.watch.step(p.epoch, p.step, steps, "")
             alone = self.world == 1  # else all must look at the same steps
-            if p.step % CHECK_EVERY == 0 or p.step == steps or (self.stop and alone):
+            if p.step - looked >= CHECK_EVERY or p.step == steps or (self.stop and alone):
+                looked = p.step
                 settle()
                 due = time.monotonic() - self._saved_at > 60 * self.config.checkpoint.minutes
                 broken, stop, due = self._anyone(not math.isfinite(p.loss_sum), self.stop, due)
@@ -175,6 +195,8 @@ class Trainer:
                 self.watch.step(p.epoch, p.step, steps, f"loss {p.loss_sum / p.step:.3f}")
                 if stop or (due and p.step < steps):
                     self._save()
+                    loss.fill_(p.loss_sum)
+                    right.fill_(p.right)
                     started = time.perf_counter()
                 if stop:
                     raise StopRequested
@@ -228,7 +250,8 @@ class Trainer:
         if self.world > 1 and not c.sync_batchnorm:
             for buffer in self.model.buffers():
                 dist.broadcast(buffer, 0)
-        total = distributed.summed(torch.tensor([p.right, p.seen, p.loss_sum], device=self.device))
+        sums = torch.tensor([p.right, p.seen, p.loss_sum], dtype=torch.float64, device=self.device)
+        total = distributed.summed(sums)
         right, seen, loss_sum = total.tolist()
         line: dict[str, Any] = {
             "epoch": p.epoch + 1,
@@ -238,6 +261,8 @@ class Trainer:
             "loss": loss_sum / self.world / max(p.step, 1),
             "train_accuracy": right / max(seen, 1),
         }
+        if reason is None and not self.snapshot.is_finite():
+            reason = "the weights are not finite"
         if reason is None:
             started = time.perf_counter()
             full = (p.epoch + 1) % c.evaluate.every == 0 or p.epoch + 1 == c.epochs
@@ -246,11 +271,17 @@ class Trainer:
             p.evaluate_seconds += time.perf_counter() - started
             line |= {"clean": clean, "robust": robust, "images": min(images, len(self._held[0]))}
             # Natural training has no robustness to lose.
-            best = -1.0 if isinstance(self.method, yopo.Natural) else p.best
+            best = -1.0 if isinstance(self.method, yopo.Natural) else p.healthiest
             reason = collapse(Health(line["loss"], line["train_accuracy"], robust, best))
-            if full and reason is None and robust > p.best:
+            if reason is None:
+                p.healthiest = max(p.healthiest, robust)
+            if (
+                full
+                and reason is None
+                and robust > p.best
+                and self._write_weights("model.safetensors")
+            ):
                 p.best, p.best_epoch = robust, p.epoch + 1
-                self._write_weights("model.safetensors")
         line["evaluate_seconds"] = p.evaluate_seconds
         if reason is not None:
             line["collapse"] = reason
@@ -270,7 +301,10 @@ class Trainer:
         scale, rollbacks, lines = p.rate_scale * guard.shrink, p.rollbacks + 1, p.lines
         seconds, spent, evaluated = p.train_seconds, p.propagations, p.evaluate_seconds
         saves, good = p.saves, p.good
-        self._restore(*checkpoint.load(self.out / "state" / f"save-{good:06d}"))
+        try:
+            self._restore(*checkpoint.load(self.out / "state" / f"save-{good:06d}"))
+        except ValueError as error:
+            raise RuntimeError(f"training collapsed ({reason}) and {error}") from None
         p = self.progress
         p.rate_scale, p.rollbacks, p.lines, p.saves, p.good = scale, rollbacks, lines, saves, good
         # Time and propagations were spent, whatever became of them.
@@ -321,8 +355,8 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         """Touch the test set, once, with the best weights and the last ones."""
         result: dict[str, Any] = {}
+        self._write_weights("model-last.safetensors")
         if self.rank == 0:
-            self._write_weights("model-last.safetensors")
             last = {k: v.clone() for k, v in self.follower.state_dict().items()}
             steps = self.config.evaluate.steps
             for name, file in (("last", "model-last.safetensors"), ("best", "model.safetensors")):
@@ -346,25 +380,39 @@ class Trainer:
 
     # ------------------------------------------------------------ saving
 
+    def _gather(self) -> None:
+        """Bring to the first process what the others have of their own, and go on from there.
+
+        A run that goes on and one that is resumed are then the same.
+        """
+        p = self.progress
+        sums = distributed.summed(
+            torch.tensor([p.loss_sum, p.right, p.seen], dtype=torch.float64, device=self.device)
+        )
+        mine = sums.tolist() if self.rank == 0 else [0.0, 0.0, 0.0]
+        p.loss_sum, p.right, p.seen = mine
+        for buffer in self.model.buffers():
+            dist.broadcast(buffer, 0)
+
     def resume(self) -> bool:
         """Go on from the newest sound checkpoint in the folder; say whether there was one."""
         found = checkpoint.load_newest(self.out / "state", self.watch.say)
+        if found is None and checkpoint.saved(self.out / "state"):
+            raise ValueError(f"no checkpoint in {self.out} is sound; give another --out")
         if found is None:
             return False
         self._restore(*found)
-        if self.rank == 0:
-            metrics = self.out / "metrics.jsonl"
-            lines = metrics.read_text().splitlines() if metrics.exists() else []
-            kept = lines[: self.progress.lines]  # later ones will be written again
-            checkpoint.write_text(metrics, "".join(line + "\n" for line in kept))
         return True
 
     def _save(self, *, good: bool = False) -> None:
         """Write a checkpoint; a good one is what a collapse goes back to."""
         self._saved_at = time.monotonic()
         p, keep = self.progress, self.config.checkpoint.keep
+        if self.world > 1:
+            self._gather()
         p.saves, before, written = p.saves + 1, p.good, True
         p.good = p.saves if good else p.good
+        tensors = self.snapshot.take()  # in all processes: some of it is gathered from them
         if self.rank == 0:
             values = {"progress": asdict(p), "config": self._identity()}
             recent = range(p.saves - keep + 1, p.saves + 1)
@@ -372,7 +420,7 @@ class Trainer:
                 checkpoint.save(
                     self.out / "state",
                     p.saves,
-                    self.snapshot.take(),
+                    tensors,
                     values,
                     keep={*recent, p.good},
                 )
@@ -389,9 +437,11 @@ class Trainer:
                 "settings in its config.yaml"
             )
 
-        self.snapshot.put_back(tensors)
+        self.snapshot.put_back(tensors, self.rank, self.world)
         known = {f.name for f in fields(Progress)}
         self.progress = Progress(**{k: v for k, v in values["progress"].items() if k in known})
+        if self.rank > 0:  # the sums over all processes belong to the first
+            self.progress.loss_sum = self.progress.right = self.progress.seen = 0.0
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on; where data lies and when to save may differ."""
@@ -401,22 +451,36 @@ class Trainer:
         tree["data"].pop("root")
         tree["data"].pop("path")
         tree["data"].pop("resident")
-        return tree
+        return tree | {"training data": self._data_digest}
 
-    def _write_weights(self, name: str) -> None:
+    def _write_weights(self, name: str) -> bool:
+        """Write the followed network's weights; say whether that worked."""
+        written = True
         if self.rank == 0:
             state = dict(self.follower.state_dict())
             metadata = {"config": json.dumps(self.config.tree()), "yopo": yopo.__version__}
             try:
                 checkpoint.save_weights(self.out / name, state, metadata)
             except OSError as error:
+                written = False
                 self.watch.say(f"could not write {name} ({error})")
+        return bool(distributed.from_first([float(written)])[0])
 
     def _write_line(self, line: dict[str, Any]) -> None:
+        """Append to metrics.jsonl; what cannot be written now is written with the next line."""
         self.progress.lines += 1
+        finite = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()
+        }
+        self._unwritten.append(json.dumps(finite) + "\n")
         if self.rank == 0:
-            with (self.out / "metrics.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            try:
+                with (self.out / "metrics.jsonl").open("a") as file:
+                    file.write("".join(self._unwritten))
+            except OSError as error:
+                self.watch.say(f"could not write metrics.jsonl ({error})")
+                return
+        self._unwritten.clear()
 
     def _anyone(self, *flags: bool) -> tuple[bool, ...]:
         """For each flag, whether any process has it up: all act alike."""
