@@ -55,6 +55,7 @@ def _mnist(method: str) -> Tree:
     if method.startswith("pgd"):  # fewer steps must still reach the ball's surface
         steps = tree["method"]["steps"]
         tree["threat"]["step"] = max(0.01, 0.3 / steps)
+        tree["notes"] += f". Step {tree['threat']['step']:.3g}; the paper gives none for MNIST"
     if method.startswith("yopo"):
         tree["method"] |= {"first_layer": "relu1"}
         tree["optimizer"]["weight_decay"] = _DECAY / tree["method"]["m"]
