@@ -48,7 +48,7 @@ def _mnist(method: str) -> Tree:
         "batch": 256,
         "eps_warmup": 3,
         "evaluate": {"steps": 40, "every": 5},
-        "notes": f"{_WARMUP}. eps grows over 3 epochs: at full size from the start, small runs did not learn",
+        "notes": f"{_WARMUP}. eps grows over 3 epochs: without that, small runs did not learn",
     }
     if method.startswith("pgd"):  # fewer steps must still reach the ball's surface
         steps = tree["method"]["steps"]
