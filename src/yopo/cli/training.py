@@ -1,8 +1,7 @@
-"""The command line: `yopo train`, `compare`, `recipes`, `data get`."""
+"""`yopo train` and `yopo compare`."""
 
 import argparse
 import json
-import os
 import shlex
 import signal
 import sys
@@ -12,16 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from yopo import __version__
+from yopo.cli.common import pick_device, rank
+from yopo.cli.screen import Screen
 from yopo.config import Config, Tree, fields, nested, overlay, rescaled, validate
-from yopo.recipes import RECIPES, method_tree, recipe
+from yopo.recipes import method_tree, recipe
 
 TRAIN = """examples:
   yopo train demo --out runs/demo
@@ -35,112 +34,10 @@ TRAIN = """examples:
 COMPARE = """examples:
   yopo compare demo --methods natural,pgd-15,yopo-3-5 --out runs/compare
   yopo compare cifar10-fast --methods pgd-10,yopo-5-3,trades-yopo-3-4 --epochs 15 --out runs/c10"""
-DATA = """examples:
-  yopo data get mnist cifar10
-  yopo data get cifar10 --dir data"""
 
 
-class Screen:
-    """Bars on a terminal, plain lines elsewhere; silent in all processes but the first."""
-
-    def __init__(self, title: str, epochs: int, tracker: Any = None, quiet: bool = False) -> None:  # noqa: ANN401
-        self.console = Console(highlight=False, markup=False, quiet=quiet)
-        self.title, self.epochs, self.tracker = title, epochs, tracker
-        self.bars = Progress(
-            TextColumn("{task.description:<20}"),
-            BarColumn(),
-            TextColumn("{task.completed:>5.0f}/{task.total:.0f}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=self.console,
-            disable=not self.console.is_terminal or quiet,
-        )
-        self._all = self.bars.add_task(title, total=epochs, note="")
-        self._one = self.bars.add_task("epoch", total=1, note="")
-
-    def say(self, text: str) -> None:
-        """Print a line."""
-        self.console.print(text, soft_wrap=True)
-
-    def step(self, epoch: int, step: int, steps: int, note: str) -> None:
-        """Move the bars."""
-        self.bars.update(self._all, completed=epoch + step / steps)
-        self.bars.update(self._one, description=f"epoch {epoch + 1}", completed=step, total=steps)
-        if note:
-            self.bars.update(self._one, note=note)
-
-    def epoch(self, line: dict[str, Any]) -> None:
-        """Say what the epoch showed."""
-        shown = f"loss {line['loss']:.3f}  train {line['train_accuracy']:.1%}"
-        if "robust" in line:
-            shown += f"  held-out clean {line['clean']:.1%}  PGD {line['robust']:.1%}"
-            self.bars.update(self._all, note=f"PGD {line['robust']:.1%}")
-        when = f"{line['epoch']:>4}/{self.epochs}  {line['train_seconds']:8.1f} s"
-        self.console.print(f"{self.title} epoch {when}  {shown}", soft_wrap=True)
-        if self.tracker is not None:
-            for key, value in line.items():
-                if isinstance(value, int | float) and key != "epoch":
-                    self.tracker.add_scalar(key, value, line["epoch"])
-
-
-def main() -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(
-        prog="yopo",
-        description="Fast adversarial training: train robust networks and compare methods.",
-    )
-    parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    raw = argparse.RawDescriptionHelpFormatter
-
-    train = commands.add_parser(
-        "train", help="train a network", epilog=TRAIN, formatter_class=raw, allow_abbrev=False
-    )
-    train.add_argument("recipe", nargs="?", help="name of a recipe, or a YAML file")
-    _run_options(train)
-    train.add_argument("--dry-run", action="store_true", help="show the settings and the cost")
-    train.add_argument("--settings", action="store_true", help="list every setting and leave")
-
-    compare = commands.add_parser(
-        "compare",
-        help="train with several methods, all else equal",
-        epilog=COMPARE,
-        formatter_class=raw,
-        allow_abbrev=False,
-    )
-    compare.add_argument("recipe", help="name of a recipe, or a YAML file")
-    compare.add_argument("--methods", required=True, help="as natural,pgd-10,yopo-5-3")
-    _run_options(compare)
-
-    commands.add_parser("recipes", help="list the recipes")
-
-    data = commands.add_parser(
-        "data", help="fetch data sets", epilog=DATA, formatter_class=raw, allow_abbrev=False
-    )
-    data.add_argument("action", choices=["get"])
-    data.add_argument("names", nargs="+", metavar="NAME", help="mnist, cifar10")
-    data.add_argument("--dir", type=Path, help="where to; by default where `yopo train` looks")
-
-    args, rest = parser.parse_known_args()
-    try:
-        match args.command:
-            case "train":
-                run_train(args, rest)
-            case "compare":
-                run_compare(args, rest)
-            case "recipes":
-                run_recipes()
-            case "data":
-                run_data(args, rest)
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        print("interrupted; the last checkpoint, if there is one, is kept", file=sys.stderr)
-        sys.exit(130)
-
-
-def _run_options(parser: argparse.ArgumentParser) -> None:
+def run_options(parser: argparse.ArgumentParser) -> None:
+    """Options of all commands that train."""
     parser.add_argument("--out", type=Path, help="folder of the run")
     parser.add_argument("--config", type=Path, help="YAML file with settings, under the flags")
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
@@ -149,24 +46,6 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--SECTION.SETTING", metavar="VALUE", help="any setting: --epochs 20 --method.m 3 …"
     )
-
-
-def run_recipes() -> None:
-    """List the recipes."""
-    table = Table(box=None, show_header=False)
-    for name, (text, _) in RECIPES.items():
-        table.add_row(name, text)
-    Console(highlight=False).print(table)
-
-
-def run_data(args: argparse.Namespace, rest: list[str]) -> None:
-    """Fetch data sets."""
-    from yopo.data import default_root, get
-
-    if rest:
-        raise ValueError(f"expected names of data sets, got {' '.join(rest)}")
-    for name in args.names:
-        get(name, args.dir or default_root())
 
 
 def run_train(args: argparse.Namespace, rest: list[str]) -> None:
@@ -235,10 +114,10 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
     if begun and not args.resume:
         raise ValueError(f"{out} holds a run; add --resume to go on, or give another --out")
     tracker = _tracker(args.track, out)
-    device = _device(args.device)
+    device = pick_device(args.device)
     d = config.data
     data = load(d.name, root=d.root, path=d.path, size=d.size)
-    screen = Screen(title, config.epochs, tracker, quiet=_rank() > 0)
+    screen = Screen(title, config.epochs, tracker, quiet=rank() > 0)
     trainer = Trainer(config, data, out, screen, device)
     if args.resume and trainer.resume():
         p = trainer.progress
@@ -292,7 +171,7 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
     data = load(d.name, root=d.root, path=d.path, size=d.size)
     with tempfile.TemporaryDirectory() as folder:
         screen = Screen("", config.epochs, quiet=True)
-        trainer = Trainer(config, data, Path(folder), screen, _device(args.device))
+        trainer = Trainer(config, data, Path(folder), screen, pick_device(args.device))
         seconds, propagations = trainer.measure(steps=5)
     steps = len(trainer.loader)
     total = seconds * steps * config.epochs
@@ -347,7 +226,7 @@ def _read_yaml(path: Path) -> Tree:
 
 
 def _tracker(kind: str | None, out: Path) -> Any:  # noqa: ANN401
-    if kind is None or _rank() > 0:
+    if kind is None or rank() > 0:
         return None
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -356,24 +235,3 @@ def _tracker(kind: str | None, out: Path) -> Any:  # noqa: ANN401
             "--track tensorboard needs it installed: pip install tensorboard"
         ) from None
     return SummaryWriter(str(out / "tensorboard"))
-
-
-def _device(name: str | None) -> Any:  # noqa: ANN401
-    import torch
-
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {name}: torch finds no GPU here; leave it out, or use cpu")
-    if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    return torch.device(name)
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"yopo: {message}", file=sys.stderr)
-    sys.exit(2)

@@ -1,0 +1,22 @@
+"""What several commands share."""
+
+import os
+from typing import Any
+
+
+def pick_device(name: str | None) -> Any:  # noqa: ANN401
+    """The device of that name; by default a GPU if there is one, and this process's own."""
+    import torch
+
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: torch finds no GPU here; leave it out, or use cpu")
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    return torch.device(name)
+
+
+def rank() -> int:
+    """This process's number under torchrun, else 0."""
+    return int(os.environ.get("RANK", "0"))
