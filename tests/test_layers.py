@@ -14,10 +14,11 @@ LAYERS = [
     {"yopo.demo_page"},
     {"yopo.recipes", "yopo.train"},
     {"yopo.build", "yopo.schedule", "yopo.snapshot"},
-    {"yopo.config", "yopo.checkpoint", "yopo.distributed", "yopo.ema", "yopo.guard"},
+    {"yopo.config", "yopo.distributed", "yopo.ema", "yopo.guard"},
     {"yopo"},
+    {"yopo.evaluation"},
     {"yopo.methods", "yopo.attacks"},
-    {"yopo.models", "yopo.data"},
+    {"yopo.models", "yopo.data", "yopo.checkpoint"},
     {"yopo.hamiltonian", "yopo.split", "yopo.propagation", "yopo.frozen", "yopo.threat"},
     {"yopo.losses", "yopo.checks"},
 ]

@@ -8,6 +8,8 @@
 """
 
 from yopo import attacks, models
+from yopo.evaluation.evaluate import evaluate
+from yopo.evaluation.result import Result
 from yopo.methods.base import AdversarialMethod, Method, Step
 from yopo.methods.fast import Fast
 from yopo.methods.free import Free
@@ -38,9 +40,11 @@ __all__ = [
     "Method",
     "Natural",
     "Normalize",
+    "Result",
     "Split",
     "Step",
     "Threat",
     "attacks",
+    "evaluate",
     "models",
 ]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from yopo.frozen import Frozen, Network
 
@@ -39,9 +39,7 @@ class Propagation:
     f0: FirstLayer | None = None  # with p
 
 
-def propagate(
-    f: nn.Module | Frozen, x: Tensor, objective: Objective, *, weights: float | None
-) -> Propagation:
+def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:
     """Propagate x (B, ...) forward through f, and objective(f(x)) back to x.
 
     `weights` times the weight gradient is added to .grad; None, with a frozen f, computes none.

@@ -31,20 +31,52 @@ def cw(
     check_attack(model, x, y)
     with torch.inference_mode(False), eval_mode(model):
         x, y = x.detach().clone(), y.clone()  # clones of inference tensors are ordinary ones
-        eta = torch.zeros_like(x).requires_grad_()
-        adam = torch.optim.Adam([eta], lr=lr)
-        f = Frozen(model)
-        best = Strongest(f, x, y, margin)
-        for _ in range(steps):
-            with torch.enable_grad():
-                logits = f(x + eta)
-                hinge = (-margin(logits, y)).clamp(min=0)
-                objective = eta.square().sum() + c * hinge.sum()
-                (grad,) = torch.autograd.grad(objective, eta)
-            best.offer(eta.detach(), logits.detach())
-            eta.grad = grad.nan_to_num(0, 0, 0)
-            adam.step()
-            with torch.no_grad():
-                eta.copy_(threat.project(eta, x))
-        best.offer(eta.detach())
+        best = Strongest(Frozen(model), x, y, margin)
+        descend(best, threat, c=c, lr=lr, steps=steps)
     return best.images
+
+
+def descend(
+    best: Strongest,
+    threat: Threat,
+    *,
+    c: float = 500.0,
+    lr: float = 1e-2,
+    steps: int = 100,
+    until_broken: bool = False,
+) -> None:
+    """Take `steps` Adam steps from the clean image; offer every iterate, the last one too.
+
+    until_broken: an image that is misclassified is left alone from then on.
+    """
+    x, y, rows = best.x, best.y, None
+    eta = torch.zeros_like(x).requires_grad_()
+    adam = torch.optim.Adam([eta], lr=lr)
+    for _ in range(steps):
+        with torch.enable_grad():
+            logits = best.f(x + eta)
+            hinge = (-margin(logits, y)).clamp(min=0)
+            objective = eta.square().sum() + c * hinge.sum()
+            (grad,) = torch.autograd.grad(objective, eta)
+        best.offer(eta.detach(), logits.detach(), rows)
+        eta.grad = grad.nan_to_num(0, 0, 0)
+        adam.step()
+        with torch.no_grad():
+            eta.copy_(threat.project(eta, x))
+        keep = best.standing(rows) if until_broken else None
+        if keep is not None:
+            if not len(keep):
+                return
+            x, y = x[keep], y[keep]
+            rows = keep if rows is None else rows[keep]
+            eta = _shrunk(adam, eta, keep)
+    best.offer(eta.detach(), rows=rows)
+
+
+def _shrunk(adam: torch.optim.Adam, eta: Tensor, keep: Tensor) -> Tensor:
+    """Rows `keep` of eta, with their moments; Adam acts on each coordinate by itself."""
+    rest = eta.detach()[keep].requires_grad_()
+    moments = adam.state.pop(eta)
+    adam.state[rest] = {k: v[keep] if v.dim() else v for k, v in moments.items()}
+    adam.param_groups[0]["params"] = [rest]
+    return rest

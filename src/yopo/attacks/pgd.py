@@ -45,16 +45,38 @@ def pgd(
         raise ValueError("restarts without random_start repeat the same attack; use restarts=1")
     step = threat.step if step is None else check_step(step)
     check_attack(model, x, y)
-    per_sample = LOSSES[loss]
     with torch.inference_mode(False), eval_mode(model):
         x, y = x.detach().clone(), y.clone()  # clones of inference tensors are ordinary ones
-        f = Frozen(model)
-        best = Strongest(f, x, y, per_sample)
+        best = Strongest(Frozen(model), x, y, LOSSES[loss])
         for _ in range(restarts):
             eta = threat.start(x, generator) if random_start else torch.zeros_like(x)
-            for _ in range(steps):
-                at = propagate(f, x + eta, lambda z: per_sample(z, y).sum(), weights=None)
-                best.offer(eta, at.logits)
-                eta = threat.ascend(eta, at.grad, x, step=step)
-            best.offer(eta)
+            climb(best, eta, threat, steps=steps, step=step)
     return best.images
+
+
+def climb(
+    best: Strongest,
+    eta: Tensor,
+    threat: Threat,
+    *,
+    steps: int,
+    step: float,
+    until_broken: bool = False,
+) -> None:
+    """Take `steps` ascent steps from eta (B, ...); offer every iterate, the last one too.
+
+    until_broken: an image that is misclassified is left alone from then on. The same images end
+    misclassified, for fewer passes.
+    """
+    x, y, rows = best.x, best.y, None
+    for _ in range(steps):
+        at = propagate(best.f, x + eta, lambda z: best.loss(z, y).sum(), weights=None)  # noqa: B023
+        best.offer(eta, at.logits, rows)
+        eta = threat.ascend(eta, at.grad, x, step=step)
+        keep = best.standing(rows) if until_broken else None
+        if keep is not None:
+            if not len(keep):
+                return
+            x, y, eta = x[keep], y[keep], eta[keep]
+            rows = keep if rows is None else rows[keep]
+    best.offer(eta, rows=rows)

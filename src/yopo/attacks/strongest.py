@@ -14,29 +14,42 @@ PerSample = Callable[[Tensor, Tensor], Tensor]  # logits (B, C), labels (B,) -> 
 class Strongest:
     """A misclassified example beats a classified one; among equals the larger loss wins.
 
-    The clean image is the first candidate.
+    The clean image is the first candidate; `clean` are its logits (B, C) if known.
     """
 
-    def __init__(self, f: Network, x: Tensor, y: Tensor, loss: PerSample) -> None:
+    def __init__(
+        self, f: Network, x: Tensor, y: Tensor, loss: PerSample, clean: Tensor | None = None
+    ) -> None:
         self.f, self.x, self.y, self.loss = f, x, y, loss
         self._eta = torch.zeros_like(x)
         with torch.no_grad():
-            logits = f(x.clone())
+            logits = f(x.clone()) if clean is None else clean
             check_targets(y, x, logits.shape[1])
-            self._wrong = logits.argmax(1) != y
+            self.wrong = logits.argmax(1) != y  # (B,)
             self._value = loss(logits, y)
 
-    def offer(self, eta: Tensor, logits: Tensor | None = None) -> None:
-        """Compare eta (B, ...) with the best so far; logits (B, C) at x + eta if known."""
+    def offer(self, eta: Tensor, logits: Tensor | None = None, rows: Tensor | None = None) -> None:
+        """Compare eta with the best so far; logits at x + eta if known.
+
+        rows (b,): the images that eta (b, ...) belongs to, if not all.
+        """
+        at = slice(None) if rows is None else rows
+        y, had, value_had = self.y[at], self.wrong[at], self._value[at]
         with torch.no_grad():
-            logits = self.f(self.x + eta) if logits is None else logits
-            wrong, value = logits.argmax(1) != self.y, self.loss(logits, self.y)
-        better = (wrong & ~self._wrong) | ((wrong == self._wrong) & (value > self._value))
+            logits = self.f(self.x[at] + eta) if logits is None else logits
+            wrong, value = logits.argmax(1) != y, self.loss(logits, y)
+        better = (wrong & ~had) | ((wrong == had) & (value > value_had))
         better &= ~logits.isnan().any(1)  # a NaN proves nothing
         each = better.view(-1, *[1] * (eta.dim() - 1))
-        self._eta = torch.where(each, eta, self._eta)
-        self._wrong = torch.where(better, wrong, self._wrong)
-        self._value = torch.where(better, value, self._value)
+        self._eta[at] = torch.where(each, eta, self._eta[at])
+        self.wrong[at] = torch.where(better, wrong, had)
+        self._value[at] = torch.where(better, value, value_had)
+
+    def standing(self, rows: Tensor | None) -> Tensor | None:
+        """Positions in `rows` (all images if None) of those still classified; None if all are."""
+        wrong = self.wrong if rows is None else self.wrong[rows]
+        positions = (~wrong).nonzero()[:, 0]  # waits for the device
+        return None if len(positions) == len(wrong) else positions
 
     @property
     def images(self) -> Tensor:

@@ -1,0 +1,119 @@
+"""The card: what was attacked, with what, at which commit, how long, and what to doubt."""
+
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import nn
+
+from yopo.evaluation.names import Attack
+from yopo.threat import Threat
+
+
+def card(result: Mapping[str, Any]) -> str:
+    """Markdown from the values of `Result.to_dict`."""
+    about, worst = result["about"], result["worst"]
+    lines = [
+        f"### Robustness of {about['model']}",
+        "",
+        f"{about['data']}, {about['images']:,} images. Threat: {about['threat']}.",
+        "",
+        "| attack | accuracy (95% interval) | settings | propagations¹ | time |",
+        "|---|---|---|---|---|",
+    ]
+    for name, a in result["attacks"].items():
+        cells = [name, percent(a["accuracy"], a["interval"]), a["settings"]]
+        cells += [f"{a['propagations']:.1f}", duration(a["seconds"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    share = percent(worst["accuracy"], worst["interval"])
+    lines += [f"| **worst case, per image** | **{share}** | | | |", ""]
+    warnings = [f"**Warning ({w['code']})**: {w['text']}" for w in result["warnings"]]
+    lines += warnings or ["No warnings from the automatic checks."]
+    lines += [
+        "",
+        f"Weights {about['weights']} (sha256 {about['weights_sha256'][:16]}…). "
+        f"{about['precision']}, seed {about['seed']}, batches of {about['batch']}. "
+        f"{about['packages']}, commit {about['commit'] or 'unknown'}. "
+        f"{about['hardware']}. {about['finished']}.",
+        "",
+        "¹ Full forward and backward passes for each image; what is broken is not attacked again.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def percent(share: float, interval: Sequence[float]) -> str:
+    """ "47.20% (46.2–48.2)" """
+    return f"{100 * share:.2f}% ({100 * interval[0]:.1f}–{100 * interval[1]:.1f})"
+
+
+def duration(seconds: float) -> str:
+    """ "12.3 s", "4.5 min" or "2.1 h" """
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def settings(attack: Attack, threat: Threat, step: float | None) -> str:
+    """What an attack's name stands for, in words."""
+    if attack.kind == "pgd":
+        size = 2.5 * threat.eps / attack.steps if step is None else step
+        starts = "1 random start" if attack.restarts == 1 else f"{attack.restarts} random starts"
+        return f"{attack.steps} steps of {size:.3g}, {starts}, {attack.loss} loss"
+    if attack.kind == "cw":
+        return f"{attack.steps} Adam steps, rate 0.01, c = 500"
+    if attack.kind == "autoattack":
+        how = "the standard version's" if len(attack.stages) == 1 else "standard version:"
+        return f"{how} {', '.join(attack.stages)}"
+    return ""
+
+
+def norm(threat: Threat) -> str:
+    """The threat in words, eps as a fraction of 255 where it is one."""
+    pixels = 255 * threat.eps
+    whole = abs(pixels - round(pixels)) < 1e-6 and 0 < round(pixels) < 128
+    eps = f"{round(pixels)}/255" if whole else f"{threat.eps:.6g}"
+    name = type(threat).__name__
+    return f"{'L∞' if name == 'Linf' else name}, eps = {eps}"
+
+
+def provenance(model: nn.Module, device: torch.device, attacks: Sequence[Attack]) -> dict[str, Any]:
+    """Where, when and with what: what the caller need not say."""
+    names = ["yopo-torch", "torch"]
+    names += ["pyautoattack"] if any(a.kind == "autoattack" for a in attacks) else []
+    parameters = sum(p.numel() for p in model.parameters())
+    return {
+        "model": f"{type(model).__name__} ({parameters:,} parameters)",
+        "packages": ", ".join(f"{name} {_version(name)}" for name in names),
+        "commit": _commit(),
+        "hardware": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{platform.machine()} {device.type}, {torch.get_num_threads()} threads",
+        "finished": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _version(name: str) -> str:
+    if name == "torch":
+        return torch.__version__
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _commit() -> str | None:
+    """The commit of the working directory, and whether its files have changed since."""
+    try:
+        commit, changed = (
+            subprocess.run(
+                ["git", *words], capture_output=True, text=True, check=True, timeout=10
+            ).stdout.strip()
+            for words in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "-uno"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit}, with changes" if changed else commit

@@ -1,0 +1,69 @@
+"""The network under attack: in a stated precision, and counting what passes through it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from yopo.propagation import ATTACK_ONLY, FORWARD
+
+Precision = Literal["float32", "bf16"]
+
+
+class Network(nn.Module):
+    """The user's model, in float32 (float64 if its weights are) or bf16 autocast.
+
+    `cost` counts images times passes, in full propagations; a pass that can be differentiated
+    counts as forward and backward.
+    """
+
+    def __init__(self, model: nn.Module, precision: Precision, device: torch.device) -> None:
+        super().__init__()
+        self.model, self.precision, self.device = model, precision, device
+        dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        if precision == "float32" and dtypes & {torch.bfloat16, torch.float16}:
+            raise ValueError(
+                f"expected weights in float32 for an evaluation in float32, got "
+                f"{' and '.join(sorted(map(str, dtypes)))}; use model.float(), "
+                "or ask for precision='bf16'"
+            )
+        self.dtype = torch.float64 if dtypes == {torch.float64} else torch.float32
+        self.cost = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, C), never in half precision."""
+        differentiated = torch.is_grad_enabled() and x.requires_grad
+        self.cost += len(x) * (ATTACK_ONLY if differentiated else FORWARD)
+        half = self.precision == "bf16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
+            logits = self.model(x.to(self.dtype))
+        return logits.to(self.dtype) if isinstance(logits, Tensor) else logits
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Multiply float32 numbers as float32, not as TF32 or bf16; put the switches back after."""
+    b: Any = torch.backends
+    try:
+        tf32, matmul = b.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    except RuntimeError:  # the switches of single operators are in use; torch will not mix the two
+        owners = [b.cudnn.conv, b.cudnn.rnn, b.cuda.matmul]
+        owners += [b.mkldnn.conv, b.mkldnn.rnn, b.mkldnn.matmul]
+        before = [owner.fp32_precision for owner in owners]
+        try:
+            for owner in owners:
+                owner.fp32_precision = "ieee"
+            yield
+        finally:
+            for owner, value in zip(owners, before, strict=True):
+                owner.fp32_precision = value
+    else:
+        try:
+            b.cudnn.allow_tf32 = False
+            torch.set_float32_matmul_precision("highest")
+            yield
+        finally:
+            b.cudnn.allow_tf32 = tf32
+            torch.set_float32_matmul_precision(matmul)

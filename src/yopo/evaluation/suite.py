@@ -1,0 +1,239 @@
+"""Attacks over a whole data set: only images still standing are attacked, in full batches.
+
+Every attack starts from the images that are classified correctly and goes over those it has not
+broken yet, once for each restart or stage, packed into full batches anew each time.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from yopo.attacks.cw import descend
+from yopo.attacks.pgd import LOSSES, climb
+from yopo.attacks.strongest import Strongest
+from yopo.checks import check_attack, check_targets
+from yopo.evaluation.autoattack import Stages
+from yopo.evaluation.names import Attack
+from yopo.evaluation.network import Network, Precision, full_precision
+from yopo.frozen import Frozen, eval_mode
+from yopo.losses import margin
+from yopo.threat import L2, Threat
+
+Progress = Callable[[str, float, float], None]  # attack, part done, accuracy so far
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one batch of one attack found. Rows count the images of the data set."""
+
+    rows: Tensor  # (B,)
+    wrong: Tensor  # (B,) bool
+    images: Tensor  # the adversarial images of those that are wrong, or (0,) if not asked for
+    seconds: float
+    cost: float  # images times full propagations
+
+
+class Memory(Protocol):
+    """Where finished pieces are kept, so that an interrupted run need not repeat them."""
+
+    def recall(self, key: str) -> Piece | None:
+        """The piece of that key, if it was kept."""
+
+    def keep(self, key: str, piece: Piece) -> None:
+        """Keep a piece."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one attack did to the data set."""
+
+    correct: Tensor  # (N,) bool: classified correctly, whatever this attack tried
+    seconds: float = 0.0
+    cost: float = 0.0
+    after: dict[str, float] = field(default_factory=dict)  # accuracy after each stage
+    index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    images: Tensor | None = None  # adversarial images of `index`, if asked for
+
+    @property
+    def accuracy(self) -> float:
+        """Share of images that are classified correctly."""
+        return float(self.correct.double().mean())
+
+
+@dataclass(slots=True)
+class Data:
+    """Images and labels, where they are; batches of them where the network is."""
+
+    x: Tensor  # (N, ...) in [0, 1], or uint8
+    y: Tensor  # (N,)
+    device: torch.device
+    dtype: torch.dtype
+
+    def images(self, rows: Tensor) -> Tensor:
+        """Images of these rows as numbers in [0, 1]."""
+        x = self.x[rows.to(self.x.device)]
+        x = x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)
+        return x.to(self.device)
+
+    def labels(self, rows: Tensor) -> Tensor:
+        """Labels of these rows."""
+        return self.y[rows.to(self.y.device)].to(self.device)
+
+
+def run(
+    model: nn.Module,
+    x: Tensor,  # (N, ...) floating point in [0, 1], or uint8
+    y: Tensor,  # (N,) int64
+    threat: Threat,
+    attacks: Sequence[Attack],
+    *,
+    batch: int = 250,
+    seed: int = 0,
+    precision: Precision = "float32",
+    step: float | None = None,
+    examples: bool = False,
+    memory: Memory | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Outcome]:
+    """Every attack's outcome by name, `clean` first and always; the model is left as it was.
+
+    step: of PGD; 2.5·eps/steps unless given.
+    """
+    parameter = next(model.parameters(), x)
+    net = Network(model, precision, parameter.device)
+    data = Data(x, y, parameter.device, net.dtype)
+    tell = progress or (lambda *_: None)
+    with torch.inference_mode(False), full_precision(), eval_mode(model):
+        f = Frozen(net)
+        logits, clean = _clean(net, f, data, batch, tell)
+        plans: list[tuple[Attack, Sequence[Phase]]] = []  # all of them before any runs
+        for attack in attacks:
+            if attack.kind == "autoattack":
+                stages = Stages(f, threat, seed, logits.shape[1], net.device)
+                plans.append((attack, stages.phases(attack.stages)))
+            elif attack.kind != "clean":
+                plans.append((attack, _own(attack, f, threat, seed, step)))
+        suite = _Suite(net, data, logits, clean.correct, batch, examples, memory, tell)
+        return {"clean": clean} | {a.name: suite.attack(a, phases) for a, phases in plans}
+
+
+# images, labels and clean logits of a batch -> adversarial images, which are wrong (B,)
+Phase = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _own(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | None) -> list[Phase]:
+    """The phases of our own attacks: one for each restart."""
+    if attack.name.startswith("cw-linf") and isinstance(threat, L2):
+        raise ValueError(f"{attack.name} is an attack in L∞, got an L2 threat; use cw")
+    step = 2.5 * threat.eps / attack.steps if step is None else step
+
+    def restart(x: Tensor, y: Tensor, clean: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        best = Strongest(f, x, y, LOSSES[attack.loss], clean)
+        eta = starts(threat, x, f"{seed}/{number}")
+        climb(best, eta, threat, steps=attack.steps, step=step, until_broken=True)
+        return best.images, best.wrong
+
+    def cw(x: Tensor, y: Tensor, clean: Tensor) -> tuple[Tensor, Tensor]:
+        best = Strongest(f, x, y, margin, clean)
+        descend(best, threat, steps=attack.steps, until_broken=True)
+        return best.images, best.wrong
+
+    if attack.kind == "cw":
+        return [cw]
+    return [partial(restart, number=number) for number in range(attack.restarts)]
+
+
+def starts(threat: Threat, x: Tensor, purpose: str) -> Tensor:
+    """A random start for each image (B, ...), drawn from the image itself and `purpose` alone.
+
+    So it is the same wherever the image stands: in any batch, order, subset and on any device.
+    """
+    generator, host = torch.Generator(), x.cpu()
+    etas = []
+    for image in host.split(1):
+        digest = hashlib.sha256(purpose.encode() + image.numpy().tobytes()).digest()
+        generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        etas.append(threat.start(image, generator))
+    return torch.cat(etas).to(x.device)
+
+
+def _clean(
+    net: Network, f: Frozen, data: Data, batch: int, tell: Progress
+) -> tuple[Tensor, Outcome]:
+    """Logits (N, C) and what is right without an attack; the data are checked on the way."""
+    started, found = time.perf_counter(), []
+    rows = torch.arange(len(data.x))
+    outcome = Outcome(torch.zeros(len(rows), dtype=torch.bool))
+    for part in rows.split(batch):
+        x, y = data.images(part), data.labels(part)
+        check_attack(net, x, y)
+        with torch.no_grad():
+            logits = f(x)
+        check_targets(y, x, logits.shape[1])
+        right = (logits.argmax(1) == y) & ~logits.isnan().any(1)
+        outcome.correct[part] = right.cpu()
+        found.append(logits)
+        done = int(part[-1]) + 1
+        tell("clean", done / len(rows), float(outcome.correct[:done].double().mean()))
+    outcome.seconds, outcome.cost = time.perf_counter() - started, net.cost
+    return torch.cat(found), outcome
+
+
+@dataclass(slots=True)
+class _Suite:
+    """Runs attacks on what stands after the clean pass."""
+
+    net: Network
+    data: Data
+    logits: Tensor
+    correct: Tensor  # (N,) on clean images
+    batch: int
+    examples: bool
+    memory: Memory | None
+    tell: Progress
+
+    def attack(self, attack: Attack, phases: Sequence[Phase]) -> Outcome:
+        """Run all phases."""
+        outcome = Outcome(self.correct.clone())
+        pieces: list[Piece] = []
+        for number, phase in enumerate(phases):
+            rows = outcome.correct.nonzero()[:, 0]  # packed anew
+            parts = rows.split(self.batch) if len(rows) else ()
+            for k, part in enumerate(parts):
+                piece = self._piece(f"{attack.name}.{number}.{k}", phase, part)
+                outcome.correct[part[piece.wrong]] = False
+                outcome.seconds += piece.seconds
+                outcome.cost += piece.cost
+                pieces.append(piece)
+                done = (number + (k + 1) / len(parts)) / len(phases)
+                self.tell(attack.name, done, outcome.accuracy)
+            if len(attack.stages) > 1:
+                outcome.after[attack.stages[number]] = outcome.accuracy
+        self.tell(attack.name, 1.0, outcome.accuracy)
+        if self.examples:
+            broken = [p.rows[p.wrong] for p in pieces] or [outcome.index]
+            outcome.index, order = torch.cat(broken).sort()
+            empty = self.data.images(outcome.index[:0]).cpu()
+            outcome.images = torch.cat([empty, *(p.images for p in pieces)])[order]
+        return outcome
+
+    def _piece(self, key: str, phase: Phase, rows: Tensor) -> Piece:
+        known = self.memory.recall(key) if self.memory else None
+        if known is not None and torch.equal(known.rows, rows):
+            return known
+        started, cost = time.perf_counter(), self.net.cost
+        x = self.data.images(rows)
+        found, wrong = phase(x, self.data.labels(rows), self.logits[rows.to(self.logits.device)])
+        images = found[wrong].cpu() if self.examples else torch.empty(0)
+        wrong = wrong.cpu()  # waits for the device
+        seconds = time.perf_counter() - started
+        piece = Piece(rows, wrong, images, seconds, self.net.cost - cost)
+        if self.memory:
+            self.memory.keep(key, piece)
+        return piece

@@ -1,0 +1,30 @@
+"""A small network with some robustness, trained once for all tests that attack it."""
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+import yopo
+from yopo.data.sources import mnist_subset
+
+EPS = 0.15
+
+
+@cache
+def trained() -> tuple[nn.Module, Tensor, Tensor]:
+    """A float32 SmallCNN in eval mode, and test digits (2000, 1, 28, 28) in [0, 1]."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        x_train, y_train, x, y = mnist_subset()
+        model = yopo.models.SmallCNN(width=8, hidden=32, dropout=0.0)
+        method = yopo.Fast(model, yopo.Linf(EPS))
+        adam = torch.optim.Adam(model.parameters(), 2e-3)
+        for rows in torch.randperm(len(x_train)).split(100):
+            method.backward(x_train[rows] / 255, y_train[rows])
+            adam.step()
+            adam.zero_grad()
+    torch.set_default_dtype(before)
+    return model.eval(), x / 255, y
