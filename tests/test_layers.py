@@ -16,6 +16,7 @@ LAYERS = [
     {"yopo.build", "yopo.schedule", "yopo.snapshot"},
     {"yopo.config", "yopo.checkpoint", "yopo.distributed", "yopo.ema", "yopo.guard"},
     {"yopo"},
+    {"yopo.evaluation"},
     {"yopo.methods", "yopo.attacks"},
     {"yopo.models", "yopo.data"},
     {"yopo.hamiltonian", "yopo.split", "yopo.propagation", "yopo.frozen", "yopo.threat"},

@@ -1,0 +1,1 @@
+"""Evaluation that can be trusted: suites of attacks, checks and the card."""
