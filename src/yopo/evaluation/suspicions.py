@@ -113,7 +113,7 @@ def _short_steps(threat: Threat, step: float | None, steps: int) -> Iterator[Sus
 
 
 def _input_range(x: Tensor) -> Iterator[Suspicion]:
-    low, high = (float(v) for v in torch.aminmax(x))  # both NaN if any value is
+    low, high = (float(v) for v in torch.aminmax(x.detach()))  # both NaN if any value is
     if x.is_floating_point() and low >= 0 and high <= 1 and high - low >= 0.1:
         return
     advice = "put the normalisation inside the model (yopo.Normalize)"
