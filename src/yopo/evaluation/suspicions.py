@@ -254,8 +254,9 @@ def _black_box(correct: Mapping[str, Tensor]) -> Iterator[Suspicion]:
         yield Suspicion(
             "black-box-stronger",
             f"square, which uses no gradients, broke {alone} of {n} images that no attack with "
-            f"gradients broke ({_share(standing)} withstand those), so the gradients are likely "
-            "masked. Trust the worst case over all attacks, and give square more queries.",
+            f"gradients broke ({_share(standing)} withstand those): the gradients are masked, or "
+            "those attacks too weak. Trust the worst case over all attacks; add apgd-t, more "
+            "restarts, and more queries for square.",
         )
 
 
