@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import yopo
 from yopo.data.sources import mnist_subset
 
-EPS = 0.15
+EPS = 0.1
 
 
 @cache
@@ -20,10 +20,10 @@ def trained() -> tuple[nn.Module, Tensor, Tensor]:
         torch.manual_seed(0)
         x_train, y_train, x, y = mnist_subset()
         model = yopo.models.SmallCNN(width=8, hidden=32, dropout=0.0)
-        method = yopo.Fast(model, yopo.Linf(EPS))
-        adam = torch.optim.Adam(model.parameters(), 2e-3)
-        for rows in torch.randperm(len(x_train)).split(100):
-            method.backward(x_train[rows] / 255, y_train[rows])
+        adam = torch.optim.Adam(model.parameters(), 5e-3)
+        for i, rows in enumerate(torch.randperm(len(x_train)).split(50)):
+            threat = yopo.Linf(EPS * min(1, (i + 1) / 60))
+            yopo.Fast(model, threat).backward(x_train[rows] / 255, y_train[rows])
             adam.step()
             adam.zero_grad()
     torch.set_default_dtype(before)

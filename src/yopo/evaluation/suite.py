@@ -224,7 +224,7 @@ class _Suite:
         return outcome
 
     def _piece(self, key: str, phase: Phase, rows: Tensor) -> Piece:
-        known = self.memory.recall(key) if self.memory else None
+        known = None if self.memory is None else self.memory.recall(key)
         if known is not None and torch.equal(known.rows, rows):
             return known
         started, cost = time.perf_counter(), self.net.cost
@@ -234,6 +234,6 @@ class _Suite:
         wrong = wrong.cpu()  # waits for the device
         seconds = time.perf_counter() - started
         piece = Piece(rows, wrong, images, seconds, self.net.cost - cost)
-        if self.memory:
+        if self.memory is not None:
             self.memory.keep(key, piece)
         return piece

@@ -1,0 +1,64 @@
+"""Measure a network at a few images: its steepest slopes, and where plain walks end."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from yopo.attacks.strongest import PerSample
+from yopo.frozen import Frozen, eval_mode, forked_rng
+from yopo.losses import margin
+from yopo.propagation import propagate
+from yopo.threat import Threat
+
+STEPS = 20  # of the probes' own attacks, whatever the user's are
+
+
+def step_of(threat: Threat) -> float:
+    """The probes' own step: together they cross the ball with a quarter to spare."""
+    return 2.5 * threat.eps / STEPS
+
+
+@contextmanager
+def untouched(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Eval mode in the block, then every flag and every global random stream as before."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.inference_mode(False), eval_mode(model), forked_rng(x):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def steepest(f: Frozen, x: Tensor, y: Tensor, loss: PerSample) -> tuple[Tensor, Tensor]:
+    """The loss (B,) and the largest entry (B,) of its gradient at x; 0 where there is none."""
+    x = x.clone().requires_grad_()
+
+    def work(network: nn.Module) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            value = loss(network(x.clone()), y)
+            grad: Tensor | None = None
+            if value.requires_grad:  # not so if the model leaves autograd on its way
+                (grad,) = torch.autograd.grad(value.sum(), x, allow_unused=True)
+        grad = torch.zeros_like(x) if grad is None else grad.nan_to_num(0, 0, 0)
+        return value.detach(), grad.flatten(1).abs().amax(1)
+
+    return f.run(work)
+
+
+def withstands(f: Frozen, x: Tensor, y: Tensor, threat: Threat, *, one_step: bool) -> Tensor:
+    """Which images (B,) are classified as y at the end of a walk up the margin from x.
+
+    One step of size eps, or STEPS smaller ones. Unlike `pgd`, which keeps the best point it met
+    and so can only gain from more steps, this counts the last point alone.
+    """
+    eta, step = torch.zeros_like(x), threat.eps if one_step else step_of(threat)
+    for _ in range(1 if one_step else STEPS):
+        at = propagate(f, x + eta, lambda z: margin(z, y).sum(), weights=None)
+        eta = threat.ascend(eta, at.grad, x, step=step)
+    with torch.no_grad():
+        return f(x + eta).argmax(1) == y

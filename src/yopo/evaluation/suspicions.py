@@ -1,0 +1,276 @@
+"""Signs that a robust accuracy is not what it seems; docs/warnings.md explains each code.
+
+`before` probes the network on a few images, `after` looks at what finished attacks found. Neither
+proves anything: each suspicion says what was measured, what it may mean and what to do next.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Binomial
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+
+from yopo.attacks import pgd
+from yopo.evaluation.probe import STEPS, steepest, step_of, untouched, withstands
+from yopo.frozen import Frozen
+from yopo.losses import margin
+from yopo.threat import L2, Linf, Threat
+
+SAMPLE = 64  # images that the probes see
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """One reason to doubt the numbers."""
+
+    code: str  # also the anchor of its section in docs/warnings.md
+    text: str
+
+
+def before(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    step: float | None = None,
+    steps: int = 20,
+) -> list[Suspicion]:
+    """Probe the model, as the user passed it, at images x (N, ...) with labels y (N,).
+
+    step, steps: of the PGD to come; the threat's own step unless given. Costs about 70 passes of
+    at most 64 images, taken evenly from x. The model and all random streams are left as found.
+    """
+    found = [*_training_mode(model), *_short_steps(threat, step, steps)]
+    if outside := list(_input_range(x)):
+        return found + outside
+    n = min(len(x), SAMPLE)
+    chosen = torch.arange(n, device=x.device) * len(x) // n
+    with untouched(model, x):
+        return found + list(_probes(model, x[chosen].detach(), y[chosen].long(), threat))
+
+
+def after(correct: Mapping[str, Tensor], y: Tensor, classes: int) -> list[Suspicion]:
+    """Compare finished attacks: for each name, which images (N,) were still classified as y."""
+    return [*_chance(correct, y, classes), *_black_box(correct)]
+
+
+def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[Suspicion]:
+    """All that needs passes through the network."""
+    f = Frozen(model)
+    with torch.no_grad():
+        logits, again = f(x.clone()), f(x.clone())
+    yield from _probabilities(logits)
+    yield from (randomness := list(_randomness(logits, again)))
+    right = logits.argmax(1) == y
+    if not right.any():
+        return
+    x, y = x[right], y[right]
+    value, slope = steepest(f, x, y, partial(F.cross_entropy, reduction="none"))
+    alive = steepest(f, x, y, margin)[1] > 0
+    yield from _zero_gradients(alive)
+    yield from _vanishing(value[alive], slope[alive])
+    if randomness or not alive.any():  # walks that are random or cannot move compare nothing
+        return
+    x, y = x[alive], y[alive]
+    many = withstands(f, x, y, threat, one_step=False)
+    yield from _more_steps(withstands(f, x, y, threat, one_step=True), many)
+    if isinstance(threat, Linf | L2):
+        kind = type(threat)
+        double = withstands(f, x, y, kind(2 * threat.eps), one_step=False)
+        yield from _larger_eps(many, double)
+        yield from _unbounded(model, x, y, kind(1.0 if kind is Linf else x[0].numel() ** 0.5))
+
+
+def _training_mode(model: nn.Module) -> Iterator[Suspicion]:
+    kinds = (_NormBase, _DropoutNd)
+    names = [n for n, m in model.named_modules() if m.training and isinstance(m, kinds)]
+    if names:
+        yield Suspicion(
+            "training-mode",
+            f"{len(names)} normalisation or dropout modules were passed in training mode, first "
+            f"{names[0]!r}; the attacks run them in eval mode. The numbers hold for the network in "
+            "eval mode only: call model.eval() before you use it.",
+        )
+
+
+def _short_steps(threat: Threat, step: float | None, steps: int) -> Iterator[Suspicion]:
+    """From a random start, the far side of the ball is up to 2·eps away."""
+    reach = steps * (threat.step if step is None else step) / threat.eps
+    if reach < 2 * (1 - 1e-6):  # rounding
+        yield Suspicion(
+            "step-too-small",
+            f"{steps} steps reach {reach:.2g}·eps, but from a random start the far side of the "
+            "ball is up to 2·eps away, so PGD may end before it arrives; use a step of at least "
+            f"{2 * threat.eps / steps:.2g}, or more steps.",
+        )
+
+
+def _input_range(x: Tensor) -> Iterator[Suspicion]:
+    low, high = (float(v) for v in torch.aminmax(x.detach()))  # both NaN if any value is
+    if x.is_floating_point() and low >= 0 and high <= 1 and high - low >= 0.1:
+        return
+    advice = "put the normalisation inside the model (yopo.Normalize)"
+    if not (math.isfinite(low) and math.isfinite(high)):
+        advice = "clean the data"
+    elif not x.is_floating_point() or high >= 128:
+        advice = "use x / 255"
+    elif low >= 0 and high <= 1:
+        advice = "see whether they were divided by 255 twice"
+    yield Suspicion(
+        "input-range",
+        f"expected images that use the range [0, 1], got {x.dtype} from {low:.4g} to {high:.4g}, "
+        f"so eps does not mean what it says and the network was not probed; {advice}.",
+    )
+
+
+def _probabilities(logits: Tensor) -> Iterator[Suspicion]:
+    """Log-probabilities are no problem: log-softmax changes no cross-entropy and no margin."""
+    tolerance = 1e-3 if torch.finfo(logits.dtype).bits >= 32 else 0.05
+    near_one = (logits.sum(1) - 1).abs() < tolerance
+    if len(logits) > 1 and bool((near_one & (logits >= 0).all(1)).all()):
+        yield Suspicion(
+            "probabilities",
+            f"the outputs for all {len(logits)} images looked at are non-negative and sum to 1, as "
+            "after a softmax; losses that take them for logits have gradients that are too flat. "
+            "Return the logits, without the softmax.",
+        )
+
+
+def _randomness(logits: Tensor, again: Tensor) -> Iterator[Suspicion]:
+    """Some kernels add numbers in varying order, so a difference of rounding is no sign."""
+    differs = (logits - again).abs().amax(1) / logits.abs().amax()
+    random = differs > torch.finfo(logits.dtype).eps ** 0.5
+    if random.any():
+        yield Suspicion(
+            "random-forward",
+            f"two passes in eval mode differ on {_share(random)} of the images, by up to "
+            f"{differs.max():.1g} of the largest output, so what fools one draw need not fool the "
+            "next. Fix the randomness or average gradients over many draws; probes that compare "
+            "attacks were skipped.",
+        )
+
+
+def _zero_gradients(alive: Tensor) -> Iterator[Suspicion]:
+    if not alive.all():
+        yield Suspicion(
+            "zero-gradients",
+            f"for {_share(~alive)} of {len(alive)} correctly classified images the margin's "
+            "gradient is zero or not finite in every pixel, so gradient attacks cannot move and "
+            "prove nothing. Trust square, or replace the layer that blocks the gradient by a "
+            "differentiable one for the attack (BPDA).",
+        )
+
+
+def _vanishing(value: Tensor, slope: Tensor) -> Iterator[Suspicion]:
+    """Given the cross-entropy and its steepest slope, where the margin's gradient is alive.
+
+    Once the true class's probability rounds to 1, its logit drops out of the gradient. Some such
+    images are common in networks trained the usual way and do no harm; most of them do.
+    """
+    precision = torch.finfo(torch.promote_types(value.dtype, torch.float32)).eps
+    rounded, zero = value < precision / 2, slope == 0
+    if rounded.double().mean() > 0.75 or zero.double().mean() > 0.05:
+        yield Suspicion(
+            "vanishing-cross-entropy",
+            f"the true class has probability 1 to rounding for {_share(rounded)} of the correctly "
+            f"classified images, and the cross-entropy's gradient is exactly zero for "
+            f"{_share(zero)}, though the margin's is not. Trust attacks on the margin (cw-linf, "
+            "apgd-t), or divide the logits by a constant.",
+        )
+
+
+def _more_steps(one: Tensor, many: Tensor) -> Iterator[Suspicion]:
+    if _weaker(one, many):
+        yield Suspicion(
+            "weaker-with-steps",
+            f"{_share(one)} of {len(one)} correctly classified images withstand one step of size "
+            f"eps, but {_share(many)} withstand {STEPS} smaller ones: past the first step the "
+            "gradient leads astray. Add square, and look for layers that shatter gradients.",
+        )
+
+
+def _larger_eps(at_eps: Tensor, at_double: Tensor) -> Iterator[Suspicion]:
+    if _weaker(at_eps, at_double):
+        yield Suspicion(
+            "weaker-with-eps",
+            f"{_share(at_eps)} of {len(at_eps)} correctly classified images withstand {STEPS} "
+            f"steps at eps, but {_share(at_double)} at 2·eps, although that ball holds the smaller "
+            "one. Add square, and look for parts that react to large perturbations.",
+        )
+
+
+def _unbounded(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[Suspicion]:
+    """Given a ball so large that any image may become any other."""
+    found = pgd(
+        model,
+        x,
+        y,
+        threat,
+        steps=STEPS,
+        step=step_of(threat),
+        loss="margin",
+        generator=torch.Generator(x.device).manual_seed(0),
+    )
+    with torch.no_grad():
+        stands = Frozen(model)(found).argmax(1) == y
+    if stands.double().mean() > 0.1:
+        yield Suspicion(
+            "unbounded-eps",
+            f"{_share(stands)} of {len(x)} correctly classified images withstand PGD-{STEPS} at "
+            f"eps={threat.eps:.3g}, where any image may become any other: the gradients lead "
+            "nowhere. Trust square, and look for what masks the gradients.",
+        )
+
+
+def _chance(correct: Mapping[str, Tensor], y: Tensor, classes: int) -> Iterator[Suspicion]:
+    """Is one label for all images as good? Silent where even a perfect answer could not tell."""
+    if "clean" not in correct:
+        return
+    n, right = len(y), int(correct["clean"].sum())
+    chance = max(1 / classes, int(y.bincount().amax()) / n)
+    if chance**n < 0.05 <= _tail(right, n, chance):
+        yield Suspicion(
+            "chance",
+            f"clean accuracy is {right / n:.1%} of {n} images, not clearly above the {chance:.1%} "
+            "of one label for all, so there is no robustness to measure. Look for wrong weights, "
+            "labels in another order, or images prepared otherwise than in training.",
+        )
+
+
+def _black_box(correct: Mapping[str, Tensor]) -> Iterator[Suspicion]:
+    white = [v for k, v in correct.items() if k not in ("clean", "square", "autoattack")]
+    if "square" not in correct or not white:
+        return
+    standing = torch.stack(white).all(0) & correct.get("clean", white[0])
+    alone, n = int((standing & ~correct["square"]).sum()), len(standing)
+    if alone > 0 and _tail(alone, n, 0.01) < 0.01:
+        yield Suspicion(
+            "black-box-stronger",
+            f"square, which uses no gradients, broke {alone} of {n} images that no attack with "
+            f"gradients broke ({_share(standing)} withstand those): the gradients are masked, or "
+            "those attacks too weak. Trust the worst case over all attacks; add apgd-t, more "
+            "restarts, and more queries for square.",
+        )
+
+
+def _weaker(weak: Tensor, strong: Tensor) -> bool:
+    """Sign test: do clearly more images stand under `strong` alone than under `weak` alone?"""
+    lost, gained = int((~weak & strong).sum()), int((weak & ~strong).sum())
+    return lost > gained and _tail(lost, lost + gained, 0.5) < 0.01
+
+
+def _tail(k: int, n: int, p: float) -> float:
+    """The probability of at least k successes in n tries."""
+    each = Binomial(n, torch.tensor(p, dtype=torch.float64))
+    return float(each.log_prob(torch.arange(k, n + 1, dtype=torch.float64)).exp().sum())
+
+
+def _share(images: Tensor) -> str:
+    return f"{images.double().mean():.0%}"

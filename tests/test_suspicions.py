@@ -1,0 +1,324 @@
+"""Each suspicion has a network that raises it and it alone; honest networks raise none."""
+
+import ast
+import math
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.conftest import Batch
+from tests.test_untouched import fingerprint, partly_frozen
+from yopo import L2, NFGSM, Linf, Method, Natural, Normalize, Threat
+from yopo.attacks import pgd
+from yopo.data import mnist_subset
+from yopo.evaluation import suspicions
+from yopo.evaluation.suspicions import after, before
+from yopo.losses import margin
+from yopo.models import SmallCNN
+
+GRID = 255  # pixels are whole multiples of 1/255, as in files
+PROTOTYPES = torch.where(
+    torch.rand(4, 64, generator=torch.Generator().manual_seed(0)) < 0.5, 0.25, 0.75
+).double()
+
+
+def images(n: int = 200) -> Batch:
+    """Noisy copies (n, 64) of four prototypes, and which they are."""
+    y = torch.arange(n) % 4
+    x = PROTOTYPES[y] + 0.1 * (torch.rand(n, 64, generator=torch.Generator().manual_seed(1)) - 0.5)
+    return (x.double() * GRID).round() / GRID, y
+
+
+class After(nn.Module):
+    """A linear classifier, honest and broken at eps=0.3 but not at 0.2, behind `defence`."""
+
+    def __init__(self, defence: Callable[[Tensor], Tensor] = lambda x: x, scale: float = 1) -> None:
+        super().__init__()
+        self.defence = defence
+        self.head = nn.Linear(64, 4)
+        self.head.weight.data = scale * (PROTOTYPES - 0.5)
+        self.head.bias.data = -0.5 * self.head.weight.data.sum(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.defence(x))  # type: ignore[no-any-return]
+
+
+def ripple(x: Tensor) -> Tensor:
+    """On the grid of pixel values the slope is true; between its points it flips."""
+    return x + 0.002 * (2 * torch.pi * GRID * x).sin()
+
+
+def snap(x: Tensor) -> Tensor:
+    """Fragile near the data: four times as sensitive, except far from every prototype."""
+    distance = (x[:, None] - PROTOTYPES).abs().amax(2)
+    nearest = PROTOTYPES[distance.argmin(1)]
+    far = distance.amin(1, keepdim=True) > 0.17
+    return torch.where(far, x, nearest + 4 * (x - nearest))
+
+
+class Foreign(nn.Module):
+    """Computes outside of autograd."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy() @ (PROTOTYPES.numpy().T - 0.5))
+
+
+@dataclass
+class Case:
+    code: str
+    model: Callable[[], nn.Module]
+    threat: Threat
+    change: Callable[[Tensor], Tensor] = lambda x: x
+    says: str = ""
+
+
+LINF = Linf(0.3)
+CASES = {
+    "softmax": Case(
+        "probabilities", lambda: nn.Sequential(After(), nn.Softmax(1)), LINF, says="all 64 images"
+    ),
+    "torch noise": Case("random-forward", lambda: After(lambda x: F.dropout(x, 0.1)), LINF),
+    "numpy noise": Case("random-forward", lambda: After(lambda x: x * np.random.rand()), LINF),
+    "python noise": Case("random-forward", lambda: After(lambda x: x * random.random()), LINF),
+    "quantised": Case("zero-gradients", lambda: After(lambda x: (8 * x).round() / 8), LINF),
+    "quantised, L2": Case("zero-gradients", lambda: After(lambda x: (8 * x).round() / 8), L2(2.0)),
+    "foreign": Case("zero-gradients", Foreign, LINF, says="for 100% of 64"),
+    "nan": Case("zero-gradients", lambda: After(lambda x: x + 0 * (x - x).abs().sqrt()), LINF),
+    "confident": Case("vanishing-cross-entropy", lambda: After(scale=1000), LINF),
+    "rounded": Case("vanishing-cross-entropy", lambda: After(scale=20), LINF, says="zero for 0%"),
+    "ripple": Case("weaker-with-steps", lambda: After(ripple), LINF),
+    "snap": Case("weaker-with-eps", lambda: After(snap), Linf(0.1)),
+    "reversed": Case("unbounded-eps", lambda: After(lambda x: 2 * x.detach() - x), LINF),
+    "reversed, L2": Case("unbounded-eps", lambda: After(lambda x: 2 * x.detach() - x), L2(2.0)),
+    "short steps": Case("step-too-small", After, Linf(0.3, 0.01), says="at least 0.03"),
+    "normalised": Case("input-range", After, LINF, lambda x: 4 * x - 2, r"Normalize"),
+    "bytes": Case("input-range", After, LINF, lambda x: (255 * x).to(torch.uint8), "x / 255"),
+    "float bytes": Case("input-range", After, LINF, lambda x: 255 * x, "x / 255"),
+    "scaled twice": Case("input-range", After, LINF, lambda x: x / 255, "twice"),
+    "not a number": Case("input-range", After, LINF, lambda x: x / 0 - x / 0, "clean the data"),
+    "dropout left on": Case("training-mode", lambda: nn.Sequential(After(), nn.Dropout()), LINF),
+    "norm left on": Case(
+        "training-mode", lambda: nn.Sequential(nn.BatchNorm1d(64), After()), LINF, says="'0'"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_network_that_raises_it_and_it_alone(case: Case) -> None:
+    x, y = images()
+    model = case.model()
+    if case.code != "training-mode":
+        model.eval()
+    (found,) = before(model, case.change(x), y, case.threat)
+    assert found.code == case.code
+    assert case.says in found.text
+
+
+def test_the_linear_classifier_itself_raises_none() -> None:
+    """So the defences above are what is noticed. Log-probabilities are no suspicion."""
+    x, y = images()
+    for model in (After(), nn.Sequential(After(), nn.LogSoftmax(1))):
+        for threat in (Linf(0.1), LINF, L2(0.5), L2(2.0)):
+            assert before(model, x, y, threat) == []
+    model = After()
+    with torch.inference_mode():
+        assert before(model, x.clone(), y.clone(), LINF) == []
+
+
+def test_half_of_the_images_masked_is_noticed_and_the_rest_still_probed() -> None:
+    x, y = images()
+    model = After(lambda x: torch.where(x[:, :1] > 0.5, x.detach(), 2 * x.detach() - x))
+    masked, unbounded = before(model, x, y, LINF)
+    assert (masked.code, unbounded.code) == ("zero-gradients", "unbounded-eps")
+    dead = (x[torch.arange(64) * 200 // 64, 0] > 0.5).double().mean()
+    assert f"{dead:.0%} of 64" in masked.text
+    assert f"of {64 - round(64 * float(dead))} correctly" in unbounded.text
+
+
+class Mine:
+    """A threat of the user's own: nobody else can say what twice its size is."""
+
+    eps, step = LINF.eps, LINF.step
+    start, project, ascend = LINF.start, LINF.project, LINF.ascend
+
+
+def test_threats_of_other_kinds() -> None:
+    x, y = images()
+    assert before(After(), x, y, Mine()) == []
+    (found,) = before(After(ripple), x, y, Mine())
+    assert found.code == "weaker-with-steps"
+
+
+def test_the_step_to_come_counts() -> None:
+    x, y = images(8)
+    assert before(After(), x, y, LINF, step=2 * 0.3 / 7, steps=7) == []
+    (found,) = before(After(), x, y, LINF, step=0.3 / 4, steps=7)
+    assert "7 steps reach 1.8·eps" in found.text
+
+
+def trained(model: nn.Module, method: Method, x: Tensor, y: Tensor) -> nn.Module:
+    adam = torch.optim.Adam(model.parameters(), 3e-3)
+    order = torch.Generator().manual_seed(0)
+    for epoch in range(3):  # the first on clean images, or small networks may learn nothing
+        for chosen in torch.randperm(len(x), generator=order).split(100):
+            (method if epoch else Natural(model)).backward(x[chosen], y[chosen])
+            adam.step()
+            adam.zero_grad()
+    return model.eval()
+
+
+def digits_net() -> nn.Module:
+    return nn.Sequential(
+        Normalize(0.13, 0.31),
+        nn.Conv2d(1, 8, 3, stride=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(576, 10),
+    )
+
+
+HONEST: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Method]]] = {
+    "natural": (lambda: SmallCNN(width=8, hidden=64), Natural),
+    "adversarial": (
+        lambda: SmallCNN(width=8, hidden=64),
+        lambda net: NFGSM(net, Linf(0.1)),
+    ),
+    "linear": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), Natural),
+    "BatchNorm": (digits_net, Natural),
+    "BatchNorm, adversarial": (digits_net, lambda net: NFGSM(net, Linf(0.1))),
+}
+
+
+@pytest.mark.parametrize(("make", "method"), HONEST.values(), ids=HONEST.keys())
+def test_honest_networks_raise_none(
+    make: Callable[[], nn.Module], method: Callable[[nn.Module], Method]
+) -> None:
+    torch.set_default_dtype(torch.float32)  # the fixture sets it back
+    x_train, y_train, x, y = mnist_subset()
+    model = make()
+    trained(model, method(model), x_train[:3000] / 255, y_train[:3000])
+    x = x / 255
+    right = model(x).argmax(1) == y
+    assert right.double().mean() > 0.8  # it has learnt something
+    assert after({"clean": right}, y, 10) == []
+    for threat in (Linf(0.05), Linf(0.1), Linf(0.3), L2(0.5), L2(2.0)):
+        assert before(model, x, y, threat) == [], threat
+
+
+def random_streams() -> list[str]:
+    return [repr(torch.get_rng_state().tolist()), repr(random.getstate()), repr(np_state())]
+
+
+def np_state() -> list[int]:
+    state = np.random.get_state(legacy=False)["state"]
+    return [*state["key"].tolist(), state["pos"]]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_probing_leaves_everything_as_found(training: bool, batch: Batch) -> None:
+    model = nn.Sequential(nn.Dropout(0.3), partly_frozen(), nn.Linear(4, 4)).train(training)
+    noise = lambda _, inputs: inputs[0] * random.random() * np.random.rand() * torch.rand(())  # noqa: E731
+    model.register_forward_pre_hook(noise)
+    x = batch[0].clone().requires_grad_()
+    found, state = fingerprint(model), {k: v.clone() for k, v in model.state_dict().items()}
+    streams = random_streams()
+    before(model, x, batch[1], LINF)
+    model._forward_pre_hooks.clear()
+    before(model, x, batch[1], LINF)
+    model.register_forward_pre_hook(noise)
+    assert fingerprint(model) == found
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert all(p.grad is None for p in (x, *model.parameters()))
+    assert random_streams() == streams
+
+
+def tail(k: int, n: int, p: float) -> float:
+    """P(at least k of n), literally."""
+    return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k, n + 1))
+
+
+def first(n: int, k: int) -> Tensor:
+    """True for the first k of n images."""
+    return torch.arange(n) < k
+
+
+@pytest.mark.parametrize(("n", "classes", "top"), [(100, 10, 10), (60, 4, 15), (50, 2, 40)])
+def test_chance_up_to_what_one_label_for_all_explains(n: int, classes: int, top: int) -> None:
+    """`top` images have the commonest label."""
+    y = torch.where(first(n, top), 0, 1 + torch.arange(n) % (classes - 1))
+    needed = next(k for k in range(n + 1) if tail(k, n, top / n) < 0.05)
+    (found,) = after({"clean": first(n, needed - 1)}, y, classes)
+    assert found.code == "chance"
+    assert after({"clean": first(n, needed)}, y, classes) == []
+
+
+def test_no_verdict_on_chance_from_images_that_cannot_tell() -> None:
+    for y in (torch.arange(4) % 2, torch.zeros(100, dtype=torch.long)):
+        assert after({"clean": torch.ones_like(y, dtype=torch.bool)}, y, 2) == []
+
+
+def coordinate_search(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> Tensor:
+    """Black box: try ±eps in one pixel after the other, keep what helps."""
+    eta = torch.zeros_like(x)
+    with torch.no_grad():
+        for pixel in range(x.shape[1]):
+            for value in (-eps, eps):
+                trial = eta.clone()
+                trial[:, pixel] = value
+                better = margin(model(x + trial), y) > margin(model(x + eta), y)
+                eta = torch.where(better[:, None], trial, eta)
+        stands: Tensor = model(x + eta).argmax(1) == y
+    return stands
+
+
+def test_black_box_beats_white_box_only_where_gradients_are_masked() -> None:
+    x, y = images(100)
+    for defence, codes in (
+        (lambda x: (8 * x).round() / 8, ["black-box-stronger"]),
+        (lambda x: x, []),
+    ):
+        model = After(defence)
+        white = model(pgd(model, x, y, LINF)).argmax(1) == y
+        correct = {"clean": model(x).argmax(1) == y, "pgd-20": white}
+        correct["square"] = coordinate_search(model, x, y, 0.3)
+        assert [s.code for s in after(correct, y, 4)] == codes
+
+
+def test_a_few_images_broken_by_square_alone_are_no_sign() -> None:
+    n, y = 1000, torch.arange(1000) % 10
+    standing = {"clean": first(n, 900), "pgd-20": first(n, 600), "apgd-t": first(n, 550)}
+    needed = next(k for k in range(n) if tail(k, n, 0.01) < 0.01)
+    assert after({**standing, "square": first(n, 551 - needed)}, y, 10) == []
+    (found,) = after({**standing, "square": first(n, 550 - needed)}, y, 10)
+    assert found.code == "black-box-stronger"
+    assert f"broke {needed} of 1000" in found.text
+    assert after({"clean": first(n, 900), "square": first(n, 0)}, y, 10) == []  # nothing to compare
+    assert after({**standing, "autoattack": first(n, 0)}, y, 10) == []
+
+
+def test_every_code_is_explained_and_has_a_network() -> None:
+    source = ast.parse(Path(suspicions.__file__).read_text())
+    codes = {
+        str(node.args[0].value)
+        for node in ast.walk(source)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Suspicion"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    tested = {case.code for case in CASES.values()} | {"chance", "black-box-stronger"}
+    page = (Path(__file__).parents[1] / "docs" / "warnings.md").read_text()
+    assert codes == tested
+    assert sorted(codes) == sorted(re.findall(r"^## (.*)$", page, re.MULTILINE))
