@@ -20,7 +20,7 @@ from yopo.evaluation.names import STANDARD
 from yopo.evaluation.suite import starts
 from yopo.frozen import Frozen
 
-THREATS: list[Threat] = [Linf(EPS), L2(1.5)]
+THREATS: list[Threat] = [Linf(EPS), L2(1.0)]
 threats = pytest.mark.parametrize("threat", THREATS, ids=["Linf", "L2"])
 
 
@@ -66,13 +66,15 @@ def test_autoattack_equals_the_package_called_directly(threat: Threat) -> None:
     model, x, y = trained()
     x, y = x[:200], y[:200]
     standing, images = direct(model, x, y, threat, 90, None)
-    result = yopo.evaluate(model, (x, y), threat, ["autoattack"], batch=90, examples=True)
+    result = yopo.evaluate(
+        model, (x, y), threat, ["autoattack"], batch=90, examples=True, checks=False
+    )
     assert torch.equal(result.correct["autoattack"], standing)
     assert 0.3 < result.accuracy["autoattack"] < result.accuracy["clean"] - 0.05
     found = result.outcomes["autoattack"]
     assert found.images is not None
     assert torch.equal(found.images, images[found.index])
-    after = list(found.after.values())
+    after = [float(correct.double().mean()) for correct in found.after.values()]
     assert list(found.after) == list(STANDARD)
     assert after == sorted(after, reverse=True)
     assert after[-1] == result.accuracy["autoattack"]
@@ -128,13 +130,13 @@ def test_fab_does_not_depend_on_batches_and_the_random_stages_repeat() -> None:
 def test_nothing_is_left_in_the_model_the_streams_or_the_defaults(
     batch: Batch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    x, y = batch
+    x, y = batch[0].double(), batch[1]
     model = bn_convnet().double()
     model(x).sum().backward()
     state, gradients = copy.deepcopy(model.state_dict()), grads(model)
     torch.set_default_dtype(torch.float64)
     stream = torch.get_rng_state()
-    result = yopo.evaluate(model, batch, Linf(0.1), ["autoattack"])  # 4 classes, float64
+    result = yopo.evaluate(model, (x, y), Linf(0.1), ["autoattack"])  # 4 classes, float64
     assert result.accuracy["autoattack"] <= result.accuracy["clean"]
     assert torch.get_default_dtype() == torch.float64
     assert torch.equal(torch.get_rng_state(), stream)
@@ -155,7 +157,7 @@ def test_an_interrupted_autoattack_repeats_no_finished_batch(tmp_path: Path) -> 
 
     model = copy.deepcopy(model)
     model.register_forward_pre_hook(count)
-    expected = yopo.evaluate(model, data, Linf(EPS), "autoattack", batch=25)
+    expected = yopo.evaluate(model, data, Linf(EPS), "autoattack", batch=25, checks=False)
     whole, passes = passes, 0
     for stop in (1, 4, 6, 9):
         calls = 0
@@ -168,12 +170,22 @@ def test_an_interrupted_autoattack_repeats_no_finished_batch(tmp_path: Path) -> 
 
         with pytest.raises(KeyboardInterrupt):
             yopo.evaluate(
-                model, data, Linf(EPS), "autoattack", batch=25, state=tmp_path, progress=progress
+                model,
+                data,
+                Linf(EPS),
+                "autoattack",
+                batch=25,
+                checks=False,
+                state=tmp_path,
+                progress=progress,
             )
-    result = yopo.evaluate(model, data, Linf(EPS), "autoattack", batch=25, state=tmp_path)
+    result = yopo.evaluate(
+        model, data, Linf(EPS), "autoattack", batch=25, state=tmp_path, checks=False
+    )
     assert torch.equal(result.correct["autoattack"], expected.correct["autoattack"])
-    assert result.outcomes["autoattack"].after == expected.outcomes["autoattack"].after
-    assert passes == whole + 4 * 3  # the clean pass of each of four interrupted runs
+    ours, theirs = (r.to_dict()["attacks"]["autoattack"]["after"] for r in (result, expected))
+    assert ours == theirs
+    assert passes == whole + 4 * (1 + 3)  # one image, then the clean pass, of each interrupted run
 
 
 @pytest.mark.parametrize(
@@ -205,11 +217,11 @@ def test_without_the_package_the_fix_is_named(
 @pytest.mark.slow
 @threats
 def test_pgd_agrees_with_foolbox_within_half_a_point(threat: Threat) -> None:
-    """1,000 digits, 20 steps of one size, each from its own random starts."""
+    """Steps of one size, each from its own random starts."""
     model, x, y = trained()
-    x, y = x[:1000], y[:1000]
+    x, y = x[:400], y[:400]
     step = 2.5 * threat.eps / 20
-    ours = yopo.evaluate(model, (x, y), threat, ["pgd-20"])
+    ours = yopo.evaluate(model, (x, y), threat, ["pgd-20"], step=step, checks=False)
     kinds = {Linf: foolbox.attacks.LinfPGD, L2: foolbox.attacks.L2PGD}
     attack = kinds[type(threat)](abs_stepsize=step, steps=20, random_start=True)
     wrapped = foolbox.PyTorchModel(model, bounds=(0, 1), device="cpu")
@@ -221,13 +233,13 @@ def test_pgd_agrees_with_foolbox_within_half_a_point(threat: Threat) -> None:
 
 @pytest.mark.slow
 @threats
-def test_pgd_with_restarts_agrees_with_the_packages_own_apgd_within_half_a_point(
+def test_pgd_agrees_with_the_packages_own_apgd_within_half_a_point(
     threat: Threat,
 ) -> None:
     """A second family of attack on the same loss; its step sizes choose themselves."""
     model, x, y = trained()
     x, y = x[:400], y[:400]
-    ours = yopo.evaluate(model, (x, y), threat, ["pgd-50-2"])
+    ours = yopo.evaluate(model, (x, y), threat, ["pgd-50-2"], checks=False)
     attack = pyautoattack.autopgd_base.APGDAttack(
         copy.deepcopy(model), n_iter=50, n_restarts=1, eps=threat.eps, norm=type(threat).__name__
     )

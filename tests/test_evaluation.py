@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from yopo import L2, Linf, Threat
 from yopo.attacks.cw import descend
 from yopo.attacks.pgd import LOSSES, climb
 from yopo.attacks.strongest import Strongest
+from yopo.evaluation.autoattack import Stages
 from yopo.evaluation.names import Attack, parse, parse_all
 from yopo.evaluation.result import wilson
 from yopo.evaluation.suite import Piece, run, starts
@@ -27,6 +29,7 @@ from yopo.frozen import Frozen
 from yopo.losses import margin
 
 THREATS: list[Threat] = [Linf(EPS), L2(1.5)]
+evaluate = partial(yopo.evaluate, checks=False)  # which have tests of their own
 threats = pytest.mark.parametrize("threat", THREATS, ids=["Linf", "L2"])
 
 
@@ -70,7 +73,7 @@ def test_every_accuracy_is_that_of_each_image_attacked_alone(
         pytest.skip("cw-linf is in L∞")
     model, x, y = digits
     expected = alone(model, x, y, threat, parse(name), seed=3)
-    result = yopo.evaluate(model, (x, y), threat, [name], batch=17, seed=3)
+    result = evaluate(model, (x, y), threat, [name], batch=17, seed=3)
     assert torch.equal(result.correct[name], expected)
     assert result.accuracy[name] == float(expected.double().mean())
     assert 0.2 < result.accuracy[name] < result.accuracy["clean"] - 0.05
@@ -84,7 +87,7 @@ def test_results_do_not_depend_on_batch_size_order_or_subset(
     names = ["clean", "pgd-3-2", "cw"]
 
     def correct(x: Tensor, y: Tensor, batch: int) -> dict[str, Tensor]:
-        return yopo.evaluate(model, (x, y), threat, names, batch=batch).correct
+        return evaluate(model, (x, y), threat, names, batch=batch).correct
 
     expected, order = correct(x, y, 30), torch.randperm(30)
     for other in (correct(x, y, 7), correct(x, y, 29)):
@@ -111,8 +114,8 @@ def test_worst_is_per_image_and_attacks_do_not_know_each_other(
 ) -> None:
     model, x, y = digits
     names = ["pgd-2", "cw-linf-2", "cw"]
-    result = yopo.evaluate(model, (x, y), Linf(EPS), names)
-    alone = {n: yopo.evaluate(model, (x, y), Linf(EPS), [n]).correct[n] for n in names}
+    result = evaluate(model, (x, y), Linf(EPS), names)
+    alone = {n: evaluate(model, (x, y), Linf(EPS), [n]).correct[n] for n in names}
     for name in names:
         assert torch.equal(result.correct[name], alone[name])
     expected = alone["pgd-2"] & alone["cw-linf-2"] & alone["cw"]
@@ -178,9 +181,9 @@ def test_propagations_are_two_thirds_a_step_and_a_third_a_look(
     model, x, y = digits
     sizes: list[int] = []
     hook = model.register_forward_pre_hook(lambda _m, args: sizes.append(len(args[0])))
-    result = yopo.evaluate(model, (x, y), Linf(EPS), ["pgd-2"])
+    result = evaluate(model, (x, y), Linf(EPS), ["pgd-2"])
     hook.remove()
-    clean, first, second, look = sizes
+    clean, first, second, look = sizes[1:]  # after a first look at one image
     assert clean == 60 > first >= second > look > 0
     assert result.propagations["clean"] == pytest.approx(1 / 3)
     assert result.propagations["pgd-2"] == pytest.approx((2 * (first + second) + look) / 3 / 60)
@@ -191,7 +194,7 @@ def test_adversarial_images_are_inside_wrong_and_all_there(
 ) -> None:
     model, x, y = digits
     for threat in THREATS:
-        result = yopo.evaluate(model, (x, y), threat, ["pgd-3-2", "cw"], batch=11, examples=True)
+        result = evaluate(model, (x, y), threat, ["pgd-3-2", "cw"], batch=11, examples=True)
         for name in ("pgd-3-2", "cw"):
             out = result.outcomes[name]
             assert out.images is not None
@@ -217,7 +220,7 @@ def test_the_model_stays_as_it_was(batch: Batch) -> None:
     model(batch[0]).sum().backward()
     state, flags = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
     gradients, stream = grads(model), torch.get_rng_state()
-    yopo.evaluate(model, batch, Linf(0.1), ["pgd-2", "cw"])
+    evaluate(model, batch, Linf(0.1), ["pgd-2", "cw"])
     assert [m.training for m in model.modules()] == flags
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     assert all(torch.equal(v, gradients[k]) for k, v in grads(model).items())
@@ -227,13 +230,13 @@ def test_the_model_stays_as_it_was(batch: Batch) -> None:
 def test_loaders_pairs_and_bytes_are_the_same_data() -> None:
     model, x, y = trained()
     raw = (255 * x[:40]).round().byte()
-    expected = yopo.evaluate(model, (x[:40], y[:40]), Linf(EPS), "pgd-3").correct["pgd-3"]
+    expected = evaluate(model, (x[:40], y[:40]), Linf(EPS), "pgd-3").correct["pgd-3"]
     loader = DataLoader(TensorDataset(x[:100], y[:100]), batch_size=16)
     for data in ((raw, y[:40]), loader, [(x[:30], y[:30]), (x[30:50], y[30:50])]):
-        result = yopo.evaluate(model, data, Linf(EPS), "pgd-3", samples=40)
+        result = evaluate(model, data, Linf(EPS), "pgd-3", samples=40)
         assert torch.equal(result.correct["pgd-3"], expected)
     with torch.inference_mode():
-        inside = yopo.evaluate(model, (x[:40].clone(), y[:40]), Linf(EPS), "pgd-3")
+        inside = evaluate(model, (x[:40].clone(), y[:40]), Linf(EPS), "pgd-3")
     assert torch.equal(inside.correct["pgd-3"], expected)
 
 
@@ -252,7 +255,7 @@ def test_a_nan_is_neither_right_nor_broken(batch: Batch) -> None:
     model = Breaks()
     y = model(x).argmax(1)
     x[0, 0, 0, 0] = 0.75
-    result = yopo.evaluate(model, (x, y), Linf(0.1), ["pgd-3"])
+    result = evaluate(model, (x, y), Linf(0.1), ["pgd-3"])
     assert result.correct["clean"].tolist() == [False, True, True, True, True, True]
     assert torch.equal(result.correct["pgd-3"], result.correct["clean"])
 
@@ -315,7 +318,7 @@ def test_bad_input_is_refused_before_anything_is_kept(
 ) -> None:
     options: dict[str, Any] = {"data": batch, "threat": Linf(0.1), "attacks": ["pgd-2"]}
     with pytest.raises(ValueError, match=message):
-        yopo.evaluate(convnet(), state=tmp_path / "state", **(options | change))
+        evaluate(convnet(), state=tmp_path / "state", **(options | change))
     assert not list(tmp_path.iterdir())
 
 
@@ -351,7 +354,7 @@ def test_bf16_hides_and_invents_robustness_and_the_default_does_neither() -> Non
     strong, weak = Linf(0.1), Linf(0.01)
 
     def accuracy(threat: Threat, **options: Any) -> float:
-        return yopo.evaluate(model, (x, y), threat, ["pgd-5"], **options).accuracy["pgd-5"]
+        return evaluate(model, (x, y), threat, ["pgd-5"], **options).accuracy["pgd-5"]
 
     with torch.autocast("cpu", torch.bfloat16):  # what a training script may have around it
         assert accuracy(strong) == 0.0
@@ -360,7 +363,7 @@ def test_bf16_hides_and_invents_robustness_and_the_default_does_neither() -> Non
     assert accuracy(weak, precision="bf16") == 0.5  # class 1 seems to fall
     half = Flat().bfloat16()
     with pytest.raises(ValueError, match=r"got torch.bfloat16; use model.float\(\)"):
-        yopo.evaluate(half, (x, y), strong)
+        evaluate(half, (x, y), strong)
 
 
 def test_tf32_is_off_while_attacks_run_and_back_after(batch: Batch) -> None:
@@ -374,7 +377,7 @@ def test_tf32_is_off_while_attacks_run_and_back_after(batch: Batch) -> None:
     torch.set_float32_matmul_precision("high")
     try:
         before = torch.backends.cudnn.allow_tf32
-        yopo.evaluate(model, batch, Linf(0.1), ["pgd-1"])
+        evaluate(model, batch, Linf(0.1), ["pgd-1"])
         assert torch.backends.cudnn.allow_tf32 == before
         assert torch.get_float32_matmul_precision() == "high"
     finally:
@@ -409,8 +412,14 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
     model.register_forward_pre_hook(lambda _m, args: sizes.append(len(args[0])))
 
     def go(**options: Any) -> yopo.Result:
-        return yopo.evaluate(
-            model, (x, y), Linf(EPS), ["pgd-2-3", "cw-linf-2"], batch=16, examples=True, **options
+        return evaluate(
+            model,
+            (x, y),
+            Linf(EPS),
+            ["pgd-2-3", "cw-linf-2"],
+            batch=16,
+            examples=True,
+            **options,
         )
 
     expected = go()
@@ -430,8 +439,8 @@ def test_an_interrupted_evaluation_goes_on_to_the_same_result(
             assert theirs is not None
             assert torch.equal(ours, theirs)
         assert result.propagations == pytest.approx(expected.propagations)
-        clean_passes = math.ceil(60 / 16) * len(stops)
-        assert len(sizes) == whole + clean_passes  # no finished batch was attacked twice
+        first_passes = (1 + math.ceil(60 / 16)) * len(stops)  # one image, then the clean pass
+        assert len(sizes) == whole + first_passes  # no finished batch was attacked twice
         result.forget()
         assert not state.exists()
 
@@ -440,15 +449,15 @@ def test_kept_batches_serve_only_the_same_evaluation(
     digits: tuple[nn.Module, Tensor, Tensor], tmp_path: Path
 ) -> None:
     model, x, y = digits
-    first = yopo.evaluate(model, (x, y), Linf(EPS), ["pgd-2"], state=tmp_path)
+    first = evaluate(model, (x, y), Linf(EPS), ["pgd-2"], state=tmp_path)
     for change in ({"seed": 1}, {"batch": 13}, {"step": 0.07}):
-        yopo.evaluate(model, (x, y), Linf(EPS), ["pgd-2"], state=tmp_path, **change)
+        evaluate(model, (x, y), Linf(EPS), ["pgd-2"], state=tmp_path, **change)
     other = copy.deepcopy(model)
     with torch.no_grad():
         next(other.parameters())[0] += 1e-9
-    yopo.evaluate(other, (x, y), Linf(EPS), ["pgd-2"], state=tmp_path)
-    yopo.evaluate(model, (x, y), Linf(EPS / 2), ["pgd-2"], state=tmp_path)
-    yopo.evaluate(model, (x, y.flip(0)), Linf(EPS), ["pgd-2"], state=tmp_path)
+    evaluate(other, (x, y), Linf(EPS), ["pgd-2"], state=tmp_path)
+    evaluate(model, (x, y), Linf(EPS / 2), ["pgd-2"], state=tmp_path)
+    evaluate(model, (x, y.flip(0)), Linf(EPS), ["pgd-2"], state=tmp_path)
     assert len(list(tmp_path.iterdir())) == 7
     first.forget()
     assert len(list(tmp_path.iterdir())) == 6
@@ -458,12 +467,12 @@ def test_a_damaged_or_foreign_piece_is_attacked_again(
     digits: tuple[nn.Module, Tensor, Tensor], tmp_path: Path
 ) -> None:
     model, x, y = digits
-    expected = yopo.evaluate(model, (x, y), Linf(EPS), ["pgd-2"], batch=16, state=tmp_path)
+    expected = evaluate(model, (x, y), Linf(EPS), ["pgd-2"], batch=16, state=tmp_path)
     files = sorted(tmp_path.rglob("*.safetensors"))
     files[0].write_bytes(files[0].read_bytes()[:-3])
     files[1].write_bytes(files[2].read_bytes())
     files[3].write_bytes(b"\x80\x04 a pickle")
-    result = yopo.evaluate(model, (x, y), Linf(EPS), ["pgd-2"], batch=16, state=tmp_path)
+    result = evaluate(model, (x, y), Linf(EPS), ["pgd-2"], batch=16, state=tmp_path)
     assert torch.equal(result.correct["pgd-2"], expected.correct["pgd-2"])
 
 
@@ -473,9 +482,7 @@ def test_a_full_disk_does_not_end_the_evaluation(
     model, x, y = digits
     (tmp_path / "state").write_text("a file where the folder should be")
     with pytest.warns(UserWarning, match="could not keep a finished batch"):
-        result = yopo.evaluate(
-            model, (x[:20], y[:20]), Linf(EPS), ["pgd-2"], state=tmp_path / "state"
-        )
+        result = evaluate(model, (x[:20], y[:20]), Linf(EPS), ["pgd-2"], state=tmp_path / "state")
     assert 0 < result.accuracy["pgd-2"] < 1
 
 
@@ -485,7 +492,7 @@ def test_a_full_disk_does_not_end_the_evaluation(
 def test_json_and_card_say_what_was_done(digits: tuple[nn.Module, Tensor, Tensor]) -> None:
     model, x, y = digits
     about = {"model": "net-7", "data": "digits"}
-    result = yopo.evaluate(model, (x, y), Linf(8 / 255), "clean,pgd-4-2", seed=5, about=about)
+    result = evaluate(model, (x, y), Linf(8 / 255), "clean,pgd-4-2", seed=5, about=about)
     tree = json.loads(result.to_json())
     assert tree["accuracy"] == result.accuracy
     assert tree["worst"]["accuracy"] == result.worst
@@ -504,12 +511,55 @@ def test_json_and_card_say_what_was_done(digits: tuple[nn.Module, Tensor, Tensor
     assert len(card.splitlines()) < 20
 
 
+class Softmax(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).softmax(1)  # type: ignore[no-any-return]
+
+
+def test_warnings_stand_in_result_json_and_card(
+    digits: tuple[nn.Module, Tensor, Tensor],
+) -> None:
+    model, x, y = digits
+    assert not yopo.evaluate(model, (x, y), Linf(EPS), ["pgd-2"]).warnings
+    result = yopo.evaluate(Softmax(model), (x, y), Linf(EPS), ["pgd-2"], step=0.01)
+    codes = [warning.code for warning in result.warnings]
+    assert {"probabilities", "step-too-small"} <= set(codes)
+    tree, card = json.loads(result.to_json()), result.card()
+    assert [warning["code"] for warning in tree["warnings"]] == codes
+    for warning in result.warnings:
+        assert f"**Warning ({warning.code})**: {warning.text}" in card
+    shuffled = yopo.evaluate(model, (x, (y + 1) % 10), Linf(EPS), ["pgd-2"])
+    assert [warning.code for warning in shuffled.warnings] == ["chance"]
+    assert not yopo.evaluate(Softmax(model), (x, y), Linf(EPS), "pgd-2", checks=False).warnings
+
+
+def test_square_ahead_inside_autoattack_is_noticed(
+    digits: tuple[nn.Module, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages that fail but for the last: what masked gradients look like."""
+    model, x, y = digits
+
+    def phases(self: object, names: tuple[str, ...]) -> list[Any]:
+        def stage(x: Tensor, y: Tensor, _: Tensor, broke: bool) -> tuple[Tensor, Tensor]:
+            return x, torch.full_like(y, broke, dtype=torch.bool)
+
+        return [partial(stage, broke=name == "square") for name in names]
+
+    monkeypatch.setattr(Stages, "phases", phases)
+    result = yopo.evaluate(model, (x, y), Linf(EPS), ["autoattack"])
+    assert [warning.code for warning in result.warnings] == ["black-box-stronger"]
+
+
 def test_progress_ends_at_the_whole_and_the_accuracy(
     digits: tuple[nn.Module, Tensor, Tensor],
 ) -> None:
     model, x, y = digits
     calls: list[tuple[str, float, float]] = []
-    result = yopo.evaluate(
+    result = evaluate(
         model, (x, y), Linf(EPS), ["pgd-2-2"], batch=16, progress=lambda *a: calls.append(a)
     )
     for name in ("clean", "pgd-2-2"):

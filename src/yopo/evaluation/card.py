@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from yopo.evaluation.names import Attack
+from yopo.evaluation.suite import step_size
 from yopo.threat import Threat
 
 
@@ -60,7 +61,7 @@ def duration(seconds: float) -> str:
 def settings(attack: Attack, threat: Threat, step: float | None) -> str:
     """What an attack's name stands for, in words."""
     if attack.kind == "pgd":
-        size = 2.5 * threat.eps / attack.steps if step is None else step
+        size = step_size(threat, attack) if step is None else step
         starts = "1 random start" if attack.restarts == 1 else f"{attack.restarts} random starts"
         return f"{attack.steps} steps of {size:.3g}, {starts}, {attack.loss} loss"
     if attack.kind == "cw":

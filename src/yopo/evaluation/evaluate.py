@@ -7,14 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from yopo.checks import check_at_least, check_choice, check_step
+from yopo.checks import check_at_least, check_choice, check_images, check_step, check_targets
 from yopo.evaluation import autoattack
 from yopo.evaluation.card import norm, provenance, settings
 from yopo.evaluation.journal import Journal, digest, weights_digest
-from yopo.evaluation.names import parse_all
-from yopo.evaluation.network import Precision
+from yopo.evaluation.names import Attack, parse_all
+from yopo.evaluation.network import Network, Precision, full_precision
 from yopo.evaluation.result import Result
-from yopo.evaluation.suite import Progress, run
+from yopo.evaluation.suite import Data, Outcome, Progress, run
+from yopo.evaluation.suspicions import SAMPLE, Suspicion, after, before
+from yopo.frozen import Frozen, eval_mode
 from yopo.threat import Threat
 
 Batches = Iterable[Sequence[Tensor]]
@@ -32,6 +34,7 @@ def evaluate(
     precision: Precision = "float32",
     step: float | None = None,
     examples: bool = False,
+    checks: bool = True,
     state: Path | str | None = None,
     progress: Progress | None = None,
     about: Mapping[str, str] | None = None,
@@ -40,7 +43,9 @@ def evaluate(
 
     data: batches of images in [0, 1] (or uint8) and labels, as a DataLoader gives, or the pair
     (x, y); all of it is held in memory, the first `samples` images if given.
-    step: of PGD and cw-linf, 2.5·eps/steps by default. examples: keep the adversarial images.
+    step: of PGD and cw-linf; 2.5·eps/steps (in L2 at least eps/4) unless given.
+    examples: keep the adversarial images.
+    checks: look for signs that the numbers mislead (docs/warnings.md), for some 70 passes.
     state: a folder for finished batches, from which a second call goes on; `result.forget()`
     removes them. progress: called with an attack's name, the part done and its accuracy so far.
     about: words for the card: "model", "data", "weights".
@@ -54,6 +59,9 @@ def evaluate(
     x, y = gather(data, samples)
     if stages := [stage for attack in chosen for stage in attack.stages]:
         autoattack.check(threat, x.shape, stages)
+    device = next(model.parameters(), x).device
+    classes = check_data(model, x, y, precision)
+    warnings = suspicious(model, x, y, threat, chosen, precision, step) if checks else []
     sha = weights_digest(model)
     journal = None
     if state is not None:
@@ -73,7 +81,8 @@ def evaluate(
         memory=journal,
         progress=progress,
     )
-    device = next(model.parameters(), x).device
+    if checks:
+        warnings += after(_separate(outcomes), y.cpu(), classes)
     facts: dict[str, Any] = {
         "data": "images given by the caller",
         "images": len(x),
@@ -89,7 +98,7 @@ def evaluate(
         **(about or {}),
     }
     forget = journal.clear if journal else lambda: None
-    return Result(tuple(chosen), outcomes, facts, (), forget)
+    return Result(tuple(chosen), outcomes, facts, tuple(warnings), forget)
 
 
 def gather(data: Batches | tuple[Tensor, Tensor], samples: int | None) -> tuple[Tensor, Tensor]:
@@ -118,6 +127,51 @@ def gather(data: Batches | tuple[Tensor, Tensor], samples: int | None) -> tuple[
     if len(shapes) > 1:
         raise ValueError(f"expected images of one shape, got {' and '.join(map(str, shapes))}")
     return torch.cat(xs)[:samples], torch.cat(ys)[:samples]
+
+
+def check_data(model: nn.Module, x: Tensor, y: Tensor, precision: Precision) -> int:
+    """Refuse images and labels that cannot be evaluated; the number of classes if they can."""
+    net = Network(model, precision, next(model.parameters(), x).device)
+    if x.dtype != torch.uint8:
+        check_images(x, nn.Identity())
+    if y.dtype != torch.long:
+        raise ValueError(f"expected labels of type int64, got {y.dtype}; use y.long()")
+    data = Data(x, y, net.device, net.dtype)
+    with torch.no_grad(), full_precision(), eval_mode(model):
+        logits = Frozen(net)(data.images(torch.arange(1)))
+    if not isinstance(logits, Tensor) or logits.dim() != 2:
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"expected logits (batch, classes) from the model, got {got}")
+    classes = logits.shape[1]
+    check_targets(y, y, classes)
+    return classes
+
+
+def suspicious(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    attacks: Sequence[Attack],
+    precision: Precision,
+    step: float | None,
+) -> list[Suspicion]:
+    """Probe the model on images taken evenly from x, in the precision of the evaluation."""
+    net = Network(model, precision, next(model.parameters(), x).device)
+    data = Data(x, y, net.device, net.dtype)
+    rows = torch.arange(min(len(x), SAMPLE)) * len(x) // min(len(x), SAMPLE)
+    fewest = min((a for a in attacks if a.kind == "pgd"), key=lambda a: a.steps, default=None)
+    steps = fewest.steps if fewest else 20
+    step = 2.5 * threat.eps / steps if step is None else step
+    probed = net if precision == "bf16" else model
+    with full_precision(), torch.autocast(net.device.type, enabled=False):
+        return before(probed, data.images(rows), data.labels(rows), threat, step=step, steps=steps)
+
+
+def _separate(outcomes: Mapping[str, Outcome]) -> dict[str, Tensor]:
+    """What each attack left, with AutoAttack's stages under their own names."""
+    stages = {k: v for outcome in outcomes.values() for k, v in outcome.after.items()}
+    return stages | {name: outcome.correct for name, outcome in outcomes.items()}
 
 
 def _fits(x: object, y: object) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from yopo.evaluation.card import card
 from yopo.evaluation.names import Attack
 from yopo.evaluation.suite import Outcome
+from yopo.evaluation.suspicions import Suspicion
 
 Interval = tuple[float, float]
 
@@ -37,7 +38,7 @@ class Result:
     attacks: tuple[Attack, ...]
     outcomes: dict[str, Outcome]
     about: dict[str, Any]  # what was evaluated, with what, where
-    warnings: Sequence[Any] = ()
+    warnings: Sequence[Suspicion] = ()
     forget: Callable[[], None] = field(default=lambda: None, repr=False)
     """Remove what was kept on disk for an interrupted evaluation to go on."""
 
@@ -86,7 +87,7 @@ class Result:
                 "settings": self.about["settings"].get(name, ""),
                 "seconds": outcome.seconds,
                 "propagations": self.propagations[name],
-                **({"after": outcome.after} if outcome.after else {}),
+                **({"after": _shares(outcome)} if outcome.after else {}),
             }
             for name, outcome in self.outcomes.items()
         }
@@ -105,6 +106,10 @@ class Result:
     def card(self) -> str:
         """The evaluation on half a page of Markdown, for a paper or a model's page."""
         return card(self.to_dict())
+
+
+def _shares(outcome: Outcome) -> dict[str, float]:
+    return {stage: float(correct.double().mean()) for stage, correct in outcome.after.items()}
 
 
 def _interval(correct: Tensor) -> Interval:

@@ -56,7 +56,7 @@ class Outcome:
     correct: Tensor  # (N,) bool: classified correctly, whatever this attack tried
     seconds: float = 0.0
     cost: float = 0.0
-    after: dict[str, float] = field(default_factory=dict)  # accuracy after each stage
+    after: dict[str, Tensor] = field(default_factory=dict)  # `correct` after each of its stages
     index: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     images: Tensor | None = None  # adversarial images of `index`, if asked for
 
@@ -103,7 +103,7 @@ def run(
 ) -> dict[str, Outcome]:
     """Every attack's outcome by name, `clean` first and always; the model is left as it was.
 
-    step: of PGD; 2.5·eps/steps unless given.
+    step: of PGD and cw-linf; `step_size` unless given.
     """
     parameter = next(model.parameters(), x)
     net = Network(model, precision, parameter.device)
@@ -131,7 +131,7 @@ def _own(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | Non
     """The phases of our own attacks: one for each restart."""
     if attack.name.startswith("cw-linf") and isinstance(threat, L2):
         raise ValueError(f"{attack.name} is an attack in L∞, got an L2 threat; use cw")
-    step = 2.5 * threat.eps / attack.steps if step is None else step
+    step = step_size(threat, attack) if step is None else step
 
     def restart(x: Tensor, y: Tensor, clean: Tensor, number: int) -> tuple[Tensor, Tensor]:
         best = Strongest(f, x, y, LOSSES[attack.loss], clean)
@@ -147,6 +147,15 @@ def _own(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | Non
     if attack.kind == "cw":
         return [cw]
     return [partial(restart, number=number) for number in range(attack.restarts)]
+
+
+def step_size(threat: Threat, attack: Attack) -> float:
+    """2.5·eps/steps, which crosses the ball; in L2 at least eps/4.
+
+    Where pixels are 0 or 1, most of an L2 step points out of the box and is cut off.
+    """
+    share = 2.5 / max(attack.steps, 1)
+    return threat.eps * (max(share, 0.25) if isinstance(threat, L2) else share)
 
 
 def starts(threat: Threat, x: Tensor, purpose: str) -> Tensor:
@@ -214,7 +223,7 @@ class _Suite:
                 done = (number + (k + 1) / len(parts)) / len(phases)
                 self.tell(attack.name, done, outcome.accuracy)
             if len(attack.stages) > 1:
-                outcome.after[attack.stages[number]] = outcome.accuracy
+                outcome.after[attack.stages[number]] = outcome.correct.clone()
         self.tell(attack.name, 1.0, outcome.accuracy)
         if self.examples:
             broken = [p.rows[p.wrong] for p in pieces] or [outcome.index]
