@@ -19,8 +19,9 @@ format: .venv/dev.stamp  ## put the code into house format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/dev.stamp  ## cost ratios of the methods on this machine
+bench: .venv/dev.stamp  ## cost ratios of the methods and of PGD-20 on this machine
 	$(BIN)/python -m benchmarks.cost
+	$(BIN)/python -m benchmarks.evaluate
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -22,15 +22,17 @@ import yopo
 Run = Callable[[], object]
 
 
-def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
+def medians(
+    runs: dict[str, Run], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Median seconds of each run over interleaved rounds, after one round of warm-up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_ in range(rounds + 1):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             run()
             if round_:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return {name: statistics.median(t) for name, t in times.items()}
 
 

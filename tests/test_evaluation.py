@@ -501,7 +501,7 @@ def test_json_and_card_say_what_was_done(digits: tuple[nn.Module, Tensor, Tensor
     assert tree["about"]["images"] == 60
     assert len(tree["about"]["weights_sha256"]) == 64
     card = result.card()
-    for words in ("net-7", "digits, 60 images", "L∞, eps = 8/255", "seed 5", "float32"):
+    for words in ("net-7", "60 images: digits", "L∞, eps = 8/255", "seed 5", "float32"):
         assert words in card
     assert "4 steps of 0.0196, 2 random starts, cross-entropy loss" in card
     low, high = result.interval["pgd-4-2"]

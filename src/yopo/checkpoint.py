@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -92,6 +92,24 @@ def save_weights(path: Path, state: Tensors, metadata: dict[str, str]) -> None:
 
 def load_weights(path: Path) -> Tensors:
     """Read a safetensors file; anything else, a pickle above all, is refused unread."""
+    _refuse_pickles(path)
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} is not a safetensors file ({error})") from None
+
+
+def load_metadata(path: Path) -> dict[str, str]:
+    """The words that stand beside the weights in a safetensors file."""
+    _refuse_pickles(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} is not a safetensors file ({error})") from None
+
+
+def _refuse_pickles(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(9)
     if start[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
@@ -99,10 +117,6 @@ def load_weights(path: Path) -> Tensors:
             f"{path.name} is a pickle, which can run code when read; it was not read. "
             "Convert it where you trust it, with safetensors.torch.save_file"
         )
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path.name} is not a safetensors file ({error})") from None
 
 
 def write_text(path: Path, text: str) -> None:

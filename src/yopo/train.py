@@ -24,6 +24,8 @@ from yopo.config import Config
 from yopo.data.loader import Augment, Loader
 from yopo.data.sources import Arrays
 from yopo.ema import EMA
+from yopo.evaluation.names import parse
+from yopo.evaluation.suite import run as attack_all
 from yopo.guard import Health, collapse
 from yopo.schedule import rate
 from yopo.snapshot import Snapshot
@@ -331,26 +333,20 @@ class Trainer:
 
     def accuracies(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Clean and PGD accuracy on uint8 images, in float32 and batches, seeded."""
-        generator = torch.Generator(self.device).manual_seed(_mix(self.config.seed, "evaluate"))
-        threat = build_threat(self.config.threat)
-        model.eval()
-        clean = robust = 0
-        for a, b in zip(x.split(250), y.split(250), strict=True):
-            images, labels = a.to(self.device) / 255, b.to(self.device)
-            adversarial = yopo.attacks.pgd(
-                model,
-                images,
-                labels,
-                threat,
-                steps=self.config.evaluate.steps,
-                step=2.5 * threat.eps / self.config.evaluate.steps,
-                generator=generator,
-            )
-            with torch.no_grad():
-                clean += int((model(images).argmax(1) == labels).sum())
-                robust += int((model(adversarial).argmax(1) == labels).sum())
-        model.train()
-        return clean / len(x), robust / len(x)
+        threat, attack = (
+            build_threat(self.config.threat),
+            parse(f"pgd-{self.config.evaluate.steps}"),
+        )
+        outcomes = attack_all(
+            model,
+            x,
+            y,
+            threat,
+            [attack],
+            seed=_mix(self.config.seed, "evaluate"),
+            step=2.5 * threat.eps / attack.steps,
+        )
+        return outcomes["clean"].accuracy, outcomes[attack.name].accuracy
 
     def _finish(self) -> dict[str, Any]:
         """Touch the test set, once, with the best weights and the last ones."""

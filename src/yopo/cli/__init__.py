@@ -1,4 +1,4 @@
-"""The command line: `yopo train`, `compare`, `recipes`, `data get`."""
+"""The command line: `yopo train`, `compare`, `eval`, `recipes`, `data get`."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from yopo import __version__
+from yopo.cli.evaluating import EVAL, eval_options, run_eval
 from yopo.cli.training import COMPARE, TRAIN, run_compare, run_options, run_train
 from yopo.recipes import RECIPES
 
@@ -46,6 +47,11 @@ def main() -> None:
     compare.add_argument("--methods", required=True, help="as natural,pgd-10,yopo-5-3")
     run_options(compare)
 
+    evaluating = commands.add_parser(
+        "eval", help="attack a network", epilog=EVAL, formatter_class=raw, allow_abbrev=False
+    )
+    eval_options(evaluating)
+
     commands.add_parser("recipes", help="list the recipes")
 
     data = commands.add_parser(
@@ -62,6 +68,8 @@ def main() -> None:
                 run_train(args, rest)
             case "compare":
                 run_compare(args, rest)
+            case "eval":
+                run_eval(args, rest)
             case "recipes":
                 run_recipes()
             case "data":

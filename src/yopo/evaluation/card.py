@@ -21,13 +21,17 @@ def card(result: Mapping[str, Any]) -> str:
     lines = [
         f"### Robustness of {about['model']}",
         "",
-        f"{about['data']}, {about['images']:,} images. Threat: {about['threat']}.",
+        f"{about['images']:,} images: {about['data']}. Threat: {about['threat']}.",
         "",
         "| attack | accuracy (95% interval) | settings | propagations¹ | time |",
         "|---|---|---|---|---|",
     ]
     for name, a in result["attacks"].items():
-        cells = [name, percent(a["accuracy"], a["interval"]), a["settings"]]
+        stages = ", ".join(
+            f"{stage} {100 * share:.2f}%" for stage, share in a.get("after", {}).items()
+        )
+        settings = f"{a['settings']} (after {stages})" if stages else a["settings"]
+        cells = [name, percent(a["accuracy"], a["interval"]), settings]
         cells += [f"{a['propagations']:.1f}", duration(a["seconds"])]
         lines.append(f"| {' | '.join(cells)} |")
     share = percent(worst["accuracy"], worst["interval"])
@@ -67,16 +71,16 @@ def settings(attack: Attack, threat: Threat, step: float | None) -> str:
     if attack.kind == "cw":
         return f"{attack.steps} Adam steps, rate 0.01, c = 500"
     if attack.kind == "autoattack":
-        how = "the standard version's" if len(attack.stages) == 1 else "standard version:"
-        return f"{how} {', '.join(attack.stages)}"
+        return "standard version" if len(attack.stages) > 1 else "as in the standard version"
     return ""
 
 
 def norm(threat: Threat) -> str:
     """The threat in words, eps as a fraction of 255 where it is one."""
     pixels = 255 * threat.eps
-    whole = abs(pixels - round(pixels)) < 1e-6 and 0 < round(pixels) < 128
-    eps = f"{round(pixels)}/255" if whole else f"{threat.eps:.6g}"
+    eps = f"{threat.eps:.6g}"
+    if len(eps) > 5 and abs(pixels - round(pixels)) < 1e-6:  # 8/255, but 0.2 stays
+        eps = f"{round(pixels)}/255"
     name = type(threat).__name__
     return f"{'L∞' if name == 'Linf' else name}, eps = {eps}"
 

@@ -211,6 +211,7 @@ class _Suite:
         """Run all phases."""
         outcome = Outcome(self.correct.clone())
         pieces: list[Piece] = []
+        done = 0.0
         for number, phase in enumerate(phases):
             rows = outcome.correct.nonzero()[:, 0]  # packed anew
             parts = rows.split(self.batch) if len(rows) else ()
@@ -224,7 +225,8 @@ class _Suite:
                 self.tell(attack.name, done, outcome.accuracy)
             if len(attack.stages) > 1:
                 outcome.after[attack.stages[number]] = outcome.correct.clone()
-        self.tell(attack.name, 1.0, outcome.accuracy)
+        if done < 1:  # all were broken before the last phase
+            self.tell(attack.name, 1.0, outcome.accuracy)
         if self.examples:
             broken = [p.rows[p.wrong] for p in pieces] or [outcome.index]
             outcome.index, order = torch.cat(broken).sort()

@@ -1,0 +1,105 @@
+"""What PGD-20 costs over a data set. Usage: python -m benchmarks.evaluate [--json FILE]
+
+The floor is the plain passes that it cannot do without: for each of the 20 steps, forward and
+backward to the input on the images that still stand at that step, in batches of the same size.
+Times are CPU seconds of one thread, medians over interleaved rounds.
+"""
+
+import argparse
+import json
+import platform
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import yopo
+from benchmarks.cost import medians
+from yopo.data.sources import mnist_subset
+from yopo.evaluation.names import parse
+from yopo.evaluation.suite import run
+
+STEPS, BATCH, EPS = 20, 250, 0.1
+
+
+def some_robustness(x: Tensor, y: Tensor) -> nn.Module:
+    """SmallCNN after one epoch of FGSM-RS on the embedded digits."""
+    model = yopo.models.SmallCNN()
+    adam = torch.optim.Adam(model.parameters(), 2e-3)
+    for i, rows in enumerate(torch.randperm(len(x)).split(50)):
+        yopo.Fast(model, yopo.Linf(EPS * min(1, (i + 1) / 60))).backward(x[rows], y[rows])
+        adam.step()
+        adam.zero_grad()
+    return model.eval()
+
+
+def standing_at_each_step(model: nn.Module, x: Tensor, y: Tensor) -> list[list[int]]:
+    """For each batch of correctly classified images, how many images each step is taken on."""
+    sizes: list[list[int]] = []
+
+    def note(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if args[0].requires_grad:
+            if not sizes or len(sizes[-1]) == STEPS or len(args[0]) > sizes[-1][-1]:
+                sizes.append([])
+            sizes[-1].append(len(args[0]))
+
+    hook = model.register_forward_pre_hook(note)
+    run(model, x, y, yopo.Linf(EPS), [parse(f"pgd-{STEPS}")], batch=BATCH)
+    hook.remove()
+    return sizes
+
+
+def plain_passes(model: nn.Module, x: Tensor, y: Tensor, sizes: list[list[int]]) -> None:
+    """Forward and backward to the input, nothing else."""
+    for batch in sizes:
+        for size in batch:
+            image = x[:size].requires_grad_()
+            torch.autograd.grad(F.cross_entropy(model(image), y[:size]), image)
+
+
+def main() -> None:
+    """Measure, print, and write if asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the ratio and the environment here")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    x_train, y_train, x, y = mnist_subset()
+    x = x / 255
+    model = some_robustness(x_train / 255, y_train).requires_grad_(False)
+    sizes = standing_at_each_step(model, x, y)
+    started = time.perf_counter()
+    result = yopo.evaluate(model, (x, y), yopo.Linf(EPS), [f"pgd-{STEPS}"], batch=BATCH)
+    print(
+        f"{len(x)} digits: clean {result.accuracy['clean']:.2%}, "
+        f"pgd-{STEPS} {result.accuracy[f'pgd-{STEPS}']:.2%}, "
+        f"{time.perf_counter() - started:.1f} s with the checks; steps taken on "
+        f"{sum(map(sum, sizes))} images in all"
+    )
+    attack = [parse(f"pgd-{STEPS}")]
+    times = medians(
+        {
+            "run": lambda: run(model, x, y, yopo.Linf(EPS), attack, batch=BATCH),
+            "floor": lambda: plain_passes(model, x, y, sizes),
+        },
+        args.rounds,
+        clock=time.process_time,
+    )
+    ratio, most = times["run"] / times["floor"], 1.10
+    name = f"SmallCNN: PGD-{STEPS} with the clean pass / its steps on images still standing"
+    print(f"{name:<72} {ratio:5.2f}  at most {most:.2f}: {'ok' if ratio <= most else 'MISSED'}")
+    if args.json:
+        environment = {
+            "torch": torch.__version__,
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+            "rounds": args.rounds,
+        }
+        record = {"environment": environment, "ratios": {name: round(ratio, 4)}}
+        args.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""`yopo eval`."""
+
+import argparse
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from yopo.cli.common import pick_device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from yopo import L2, Linf, Result
+    from yopo.config import Config
+
+EVAL = """examples:
+  yopo eval runs/demo --attacks clean,pgd-20,cw,autoattack --samples 1000
+  yopo eval runs/c10 --attacks pgd-50-10,cw-linf --weights last --eps 6/255
+  yopo eval runs/c10/model.safetensors --attacks autoattack --batch 500 --save-examples
+attacks: clean, pgd-STEPS[-RESTARTS], cw, cw-linf[-STEPS[-RESTARTS]], autoattack, and its stages
+apgd-ce, apgd-t, fab-t, square. Each runs on the images that are classified correctly.
+Writes eval.json and eval.md, the card, into the run folder. If it is interrupted, the same command
+goes on where it was."""
+
+
+def eval_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `yopo eval`."""
+    parser.add_argument("run", type=Path, help="folder of a run, or a weights file of one")
+    parser.add_argument("--attacks", default="clean,pgd-20", help="as clean,pgd-20,cw,autoattack")
+    parser.add_argument("--samples", type=int, help="test images, drawn with --seed; default all")
+    parser.add_argument("--batch", type=int, default=250, help="images at a time (default 250)")
+    parser.add_argument("--eps", help="radius, as 8/255; by default the one of the training")
+    parser.add_argument("--step", help="of PGD; by default 2.5·eps/steps, in L2 at least eps/4")
+    parser.add_argument("--seed", type=int, default=0, help="of random starts (default 0)")
+    parser.add_argument("--precision", choices=["float32", "bf16"], default="float32")
+    parser.add_argument("--weights", choices=["best", "last"], help="of a run (default best)")
+    parser.add_argument("--save-examples", action="store_true", help="write the images found, too")
+    parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
+
+
+def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
+    """Attack a network on its test set; write eval.json and the card."""
+    import yopo
+    from yopo import checkpoint
+    from yopo.cli.saved import find, load_model
+    from yopo.data import load
+    from yopo.evaluation.names import parse_all
+
+    if rest:
+        raise ValueError(f"did not expect {' '.join(rest)}; `yopo eval --help` lists the options")
+    parse_all(args.attacks)
+    config, weights = find(args.run, args.weights)
+    threat = _threat(config, args.eps)
+    step = None if args.step is None else _number("--step", args.step)
+    device = pick_device(args.device)
+    d = config.data
+    arrays = load(d.name, root=d.root, path=d.path, size=d.size)
+    x, y, drawn = _choose(arrays.x_test, arrays.y_test, args.samples, args.seed)
+    model = load_model(config, weights, arrays).to(device)
+    parameters = sum(p.numel() for p in model.parameters())
+    about = {
+        "model": f"{config.model.name} ({parameters:,} parameters, trained with "
+        f"{config.method.name})",
+        "data": f"{d.name} test set{drawn}",
+        "weights": weights.name,
+    }
+    stem = args.run / "eval" if args.run.is_dir() else args.run.with_suffix(".eval")
+    screen = Screen()
+    try:
+        with screen.bars, _sigterm_as_interrupt():
+            result = yopo.evaluate(
+                model,
+                (x, y),
+                threat,
+                args.attacks,
+                batch=args.batch,
+                seed=args.seed,
+                precision=args.precision,
+                step=step,
+                examples=args.save_examples,
+                state=stem.with_name(f"{stem.name}-state"),
+                progress=screen.progress,
+                about=about,
+            )
+    except KeyboardInterrupt:
+        command = shlex.join(["yopo", *sys.argv[1:]])
+        screen.say(f"stopped; finished batches are kept. To go on: {command}")
+        sys.exit(130)
+    card = stem.with_name(f"{stem.name}.md")
+    if args.save_examples:
+        images = stem.with_name(f"{stem.name}-examples.safetensors")
+        checkpoint.save_weights(images, _examples(result, y), {"threat": repr(threat)})
+    checkpoint.write_text(stem.with_name(f"{stem.name}.json"), result.to_json())
+    checkpoint.write_text(card, result.card())
+    result.forget()
+    screen.console.print(result_table(result))
+    for warning in result.warnings:
+        screen.say(f"warning ({warning.code}): {warning.text}")
+    screen.say(f"card: {card}")
+
+
+def result_table(result: "Result") -> Table:
+    """What each attack left, and all of them together."""
+    from yopo.evaluation.card import duration, percent
+
+    table = Table(
+        title=f"{result.about['data']}, {result.about['images']:,} images, {result.about['threat']}"
+    )
+    for name in ("attack", "accuracy (95% interval)", "propagations", "time"):
+        table.add_column(name, justify="left" if name == "attack" else "right")
+    for name, outcome in result.outcomes.items():
+        shown = percent(outcome.accuracy, result.interval[name])
+        cost = f"{result.propagations[name]:.1f}"
+        table.add_row(name, shown, cost, duration(outcome.seconds))
+    table.add_section()
+    table.add_row("worst case", percent(result.worst, result.worst_interval))
+    return table
+
+
+class Screen:
+    """A bar for each attack on a terminal; elsewhere a line when one is done, or half a minute."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, markup=False)
+        self.bars = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[accuracy]:.2%} left"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._said = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(text, soft_wrap=True)
+
+    def progress(self, attack: str, part: float, accuracy: float) -> None:
+        """Show how far an attack is, and the accuracy it has left."""
+        if self.console.is_terminal:
+            if attack not in self._tasks:
+                self._tasks[attack] = self.bars.add_task(attack, total=1.0, accuracy=accuracy)
+            self.bars.update(self._tasks[attack], completed=part, accuracy=accuracy)
+        elif part >= 1 or time.monotonic() - self._said > 30:
+            self._said = time.monotonic()
+            self.say(f"{attack:<12} {part:4.0%}  {accuracy:.2%} left")
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _threat(config: "Config", eps: str | None) -> "Linf | L2":
+    from yopo.build import build_threat
+
+    threat = build_threat(config.threat)
+    return threat if eps is None else type(threat)(_number("--eps", eps))
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        return float(Fraction(text.replace(" ", "")))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"expected a number for {name}, as 0.3 or 8/255, got {text!r}") from None
+
+
+def _choose(
+    x: "Tensor", y: "Tensor", samples: int | None, seed: int
+) -> tuple["Tensor", "Tensor", str]:
+    """All images, or some drawn at random: data sets may be sorted by class."""
+    import torch
+
+    n = len(x)
+    if samples is None:
+        return x, y, ""
+    if not 1 <= samples <= n:
+        raise ValueError(
+            f"expected --samples from 1 to {n}, the test images there are, got {samples}"
+        )
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    rows = order[:samples].sort().values
+    return x[rows], y[rows], f", drawn from {n:,} with seed {seed}"
+
+
+def _examples(result: "Result", y: "Tensor") -> dict[str, "Tensor"]:
+    """For each attack the adversarial images, their places among those evaluated, their labels."""
+    tensors = {}
+    for name, outcome in result.outcomes.items():
+        if outcome.images is not None:
+            tensors[f"{name}.images"] = outcome.images
+            tensors[f"{name}.index"] = outcome.index
+            tensors[f"{name}.labels"] = y[outcome.index]
+    return tensors

@@ -1,0 +1,60 @@
+"""Trained networks on disk: a run folder, or one weights file."""
+
+import json
+from pathlib import Path
+
+import yaml
+from torch import nn
+
+from yopo import checkpoint
+from yopo.build import build_model
+from yopo.config import Config, validate
+from yopo.data.sources import Arrays
+
+FILES = {"best": "model.safetensors", "last": "model-last.safetensors"}
+
+
+def find(path: Path, which: str | None) -> tuple[Config, Path]:
+    """The settings and the weights file of a run folder or a weights file."""
+    if path.is_dir():
+        weights = path / FILES[which or "best"]
+        if not (path / "config.yaml").is_file() or not weights.is_file():
+            raise ValueError(
+                f"expected a run with config.yaml and {weights.name}, got {path}; "
+                "`yopo train` makes one"
+            )
+        return validate(yaml.safe_load((path / "config.yaml").read_text())), weights
+    if not path.is_file():
+        raise ValueError(f"no run folder and no weights file {path}")
+    if which is not None:
+        raise ValueError(
+            f"--weights chooses within a run folder, got the file {path}; leave it out"
+        )
+    settings = checkpoint.load_metadata(path).get("config")
+    if settings is None:
+        raise ValueError(
+            f"{path.name} does not say which network it belongs to; expected a file that "
+            "`yopo train` wrote, with the settings in its metadata"
+        )
+    return validate(json.loads(settings)), path
+
+
+def load_model(config: Config, weights: Path, data: Arrays) -> nn.Module:
+    """The network of these settings with these weights, in eval mode."""
+    model = build_model(config.model, data.x_train, len(data.names))
+    state, own = checkpoint.load_weights(weights), model.state_dict()
+    wrong = [f"no {name}" for name in own if name not in state]
+    wrong += [f"{name}, which it does not have" for name in state if name not in own]
+    wrong += [
+        f"{name} of shape {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
+        for name in own
+        if name in state and state[name].shape != own[name].shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ValueError(
+            f"{weights.name} is of another architecture than {config.model.name} with "
+            f"{len(data.names)} classes: {'; '.join(wrong[:3])}{more}"
+        )
+    model.load_state_dict(state)
+    return model.eval()

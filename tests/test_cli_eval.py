@@ -1,0 +1,233 @@
+"""`yopo eval`, as a user meets it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.robust import EPS, trained
+from tests.test_cli import TINY, npz, yopo
+from yopo import checkpoint
+from yopo.config import Tree, validate
+
+__all__ = ["npz"]
+
+
+@pytest.fixture(autouse=True)
+def _float32() -> Iterator[None]:
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+SETTINGS: Tree = {
+    "model": {"name": "smallcnn", "options": {"width": 8, "hidden": 32, "dropout": 0.0}},
+    "threat": {"name": "linf", "eps": EPS},
+    "data": {"name": "mnist-subset"},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder around the digits network that all tests share."""
+    out, tree = tmp_path / "run", validate(SETTINGS).tree()
+    out.mkdir()
+    (out / "config.yaml").write_text(yaml.safe_dump(tree))
+    for name in ("model.safetensors", "model-last.safetensors"):
+        state = dict(trained()[0].state_dict())
+        checkpoint.save_weights(out / name, state, {"config": json.dumps(tree)})
+    return out
+
+
+def test_eval_agrees_with_what_the_training_measured(
+    npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    assert yopo(monkeypatch, "train", "demo", "--out", out, "--data.path", npz, *TINY) == 0
+    measured = json.loads((out / "result.json").read_text())
+    for which in ("best", "last"):
+        assert yopo(monkeypatch, "eval", out, "--weights", which) == 0
+        tree = json.loads((out / "eval.json").read_text())
+        assert tree["accuracy"]["clean"] == measured[which]["clean"]
+
+
+def test_eval_writes_json_card_and_table(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path.name for path in run.iterdir()}
+    words = ["--attacks", "clean,pgd-5-2,cw", "--samples", "40", "--batch", "16"]
+    assert yopo(monkeypatch, "eval", run, *words) == 0
+    shown = capsys.readouterr().out
+    assert {path.name for path in run.iterdir()} - before == {"eval.json", "eval.md"}
+    tree = json.loads((run / "eval.json").read_text())
+    assert 0 < tree["worst"]["accuracy"] <= min(tree["accuracy"].values()) < 1
+    for word in ("pgd-5-2", "worst case", f"{100 * tree['worst']['accuracy']:.2f}%"):
+        assert word in shown
+    assert f"card: {run / 'eval.md'}" in shown
+    card = (run / "eval.md").read_text()
+    assert "40 images: mnist-subset test set, drawn from 2,000 with seed 0. Threat: L∞" in card
+    assert "eps = 0.1." in card
+    assert "model.safetensors" in card
+
+
+def test_samples_eps_weights_precision_and_examples(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--samples", "24", "--eps", "64/255", "--weights", "last", "--save-examples"]
+    words += ["--precision", "bf16", "--attacks", "pgd-5"]
+    assert yopo(monkeypatch, "eval", run, *words) == 0
+    tree, card = json.loads((run / "eval.json").read_text()), (run / "eval.md").read_text()
+    assert tree["about"]["eps"] == 64 / 255
+    assert tree["about"]["images"] == 24
+    for word in ("drawn from 2,000 with seed 0", "eps = 64/255", "bf16", "model-last.safetensors"):
+        assert word in card
+    found = checkpoint.load_weights(run / "eval-examples.safetensors")
+    broken = round(24 * (tree["accuracy"]["clean"] - tree["accuracy"]["pgd-5"]))
+    assert found["pgd-5.images"].shape == (broken, 1, 28, 28)
+    assert len(found["pgd-5.index"]) == len(found["pgd-5.labels"]) == broken > 0
+
+
+def test_a_weights_file_is_evaluated_by_its_own_metadata(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = tmp_path / "net.safetensors"
+    shutil.copy(run / "model.safetensors", alone)
+    assert yopo(monkeypatch, "eval", alone, "--attacks", "pgd-3", "--samples", "30") == 0
+    assert yopo(monkeypatch, "eval", run, "--attacks", "pgd-3", "--samples", "30") == 0
+    ours, theirs = (
+        json.loads(p.read_text()) for p in (tmp_path / "net.eval.json", run / "eval.json")
+    )
+    assert ours["accuracy"] == theirs["accuracy"]
+    assert (tmp_path / "net.eval.md").exists()
+
+
+def test_warnings_are_printed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--attacks", "pgd-5", "--step", "0.001", "--samples", "30"]
+    assert yopo(monkeypatch, "eval", run, *words) == 0
+    assert "warning (step-too-small): 5 steps reach 0.05·eps" in capsys.readouterr().out
+    assert "**Warning (step-too-small)**" in (run / "eval.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--attacks", "pgd-5,pdg-20"], "did you mean pgd-20?"),
+        (["--attacks", ""], "at least one attack"),
+        (["--attacks", "pgd-5,pgd-5"], "each attack once"),
+        (["--eps", "0"], "expected eps > 0, got 0"),
+        (["--eps", "8/0"], "expected a number for --eps, as 0.3 or 8/255"),
+        (["--samples", "2001"], "--samples from 1 to 2000, the test images there are, got 2001"),
+        (["--samples", "0"], "--samples from 1 to 2000"),
+        (["--batch", "0"], "batch to be a whole number"),
+        (["--sample", "10"], "did not expect --sample 10"),
+        (["--device", "cuda"], "torch finds no GPU here"),
+    ],
+)
+def test_mistakes_get_one_line_and_leave_nothing(
+    words: list[str],
+    message: str,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if "cuda" in words and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    before = sorted(run.iterdir())
+    assert yopo(monkeypatch, "eval", run, *words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("yopo: ")
+    assert message in error
+    assert "Traceback" not in error
+    assert sorted(run.iterdir()) == before
+
+
+def test_a_run_or_checkpoint_that_does_not_fit_is_named(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def error(*words: object) -> str:
+        before = sorted(run.iterdir())
+        assert yopo(monkeypatch, "eval", *words) == 2
+        assert sorted(run.iterdir()) == before
+        return capsys.readouterr().err
+
+    assert "no run folder and no weights file" in error(tmp_path / "nowhere")
+    assert "expected a run with config.yaml and model.safetensors" in error(tmp_path)
+    assert "chooses within a run folder" in error(run / "model.safetensors", "--weights", "last")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("width: 8", "width: 5"))
+    shown = error(run)
+    assert "model.safetensors is of another architecture than smallcnn with 10 classes" in shown
+    assert "conv1.weight of shape (8, 1, 3, 3), not (5, 1, 3, 3)" in shown
+    bare, pickled = tmp_path / "bare.safetensors", tmp_path / "model.pt"
+    checkpoint.save_weights(bare, {"w": torch.zeros(2)}, {})
+    assert "does not say which network it belongs to" in error(bare)
+    torch.save({"w": torch.zeros(2)}, pickled)
+    assert "is a pickle" in error(pickled)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_eval_goes_on_with_the_same_command(
+    number: signal.Signals,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["eval", str(run), "--attacks", "pgd-3-30", "--samples", "40", "--batch", "8"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "yopo", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+    state, deadline = run / "eval-state", time.monotonic() + 60
+    while len(list(state.rglob("*.safetensors"))) < 5 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    shown, _ = process.communicate(timeout=60)
+    assert not (run / "eval.json").exists()
+    if number != signal.SIGKILL:
+        assert process.returncode == 130
+        assert f"To go on: yopo {' '.join(words)}" in shown
+    kept = set(state.rglob("*.safetensors"))
+    assert len(kept) >= 5
+    written: list[Path] = []
+    save = checkpoint.save_weights
+
+    def noted(path: Path, state: checkpoint.Tensors, metadata: dict[str, str]) -> None:
+        written.append(path)
+        save(path, state, metadata)
+
+    monkeypatch.setattr(checkpoint, "save_weights", noted)
+    assert yopo(monkeypatch, *words) == 0
+    assert written
+    assert not set(written) & kept  # no finished batch was attacked again
+    assert not state.exists()
+    ours = json.loads((run / "eval.json").read_text())
+    assert yopo(monkeypatch, *words) == 0
+    whole = json.loads((run / "eval.json").read_text())
+    assert ours["accuracy"] == whole["accuracy"]
+    propagations = [tree["attacks"]["pgd-3-30"]["propagations"] for tree in (ours, whole)]
+    assert propagations[0] == pytest.approx(propagations[1])
+
+
+def test_help_has_examples(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert yopo(monkeypatch, "eval", "--help") == 0
+    shown = capsys.readouterr().out
+    assert "usage: yopo eval" in shown
+    assert "examples:\n  yopo eval" in shown
