@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.conftest import Batch, assert_same, bn_convnet, convnet, grads
 from tests.test_methods import THREAT, Make, every_method
-from yopo import YOPO, Linf, Natural
+from yopo import YOPO, Linf, Natural, evaluate
 from yopo.attacks import cw, pgd
 from yopo.models import preactresnet18
 
@@ -114,3 +114,23 @@ def test_bf16_channels_last_and_peak_memory(first_layer: str) -> None:
     for grad_at in ("after", "before"):
         method = YOPO(model, Linf(8 / 255), m=5, n=3, first_layer=first_layer, grad_at=grad_at)
         assert peak(method) <= 1.15 * natural
+
+
+def test_evaluate_agrees_with_the_cpu(batch: Batch) -> None:
+    """Random starts are drawn on the CPU, from the images, so they are the same."""
+    x, y = batch
+    cpu = bn_convnet()
+    gpu = copy.deepcopy(cpu).cuda()
+    expected = evaluate(cpu, (x, y), THREAT, ["pgd-3-2", "cw"], batch=4)
+    for data in ((x, y), (x.cuda(), y.cuda())):
+        result = evaluate(gpu, data, THREAT, ["pgd-3-2", "cw"], batch=4, examples=True)
+        assert all(torch.equal(v, expected.correct[k]) for k, v in result.correct.items())
+
+
+def test_autoattacks_stages_run_on_the_device(batch: Batch) -> None:
+    pytest.importorskip("pyautoattack")
+    model = bn_convnet().float().cuda()
+    stream = torch.cuda.get_rng_state()
+    result = evaluate(model, batch, THREAT, ["apgd-ce", "fab-t"], batch=4)
+    assert result.worst <= result.accuracy["clean"]
+    assert torch.equal(torch.cuda.get_rng_state(), stream)
