@@ -83,7 +83,8 @@ class Stages:
         return stage
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self.f(x).float()  # the package computes in float32 only
+        # A copy: the model may write into its input. The package computes in float32 only.
+        return self.f(x.clone()).float()
 
 
 def _package() -> Any:  # noqa: ANN401

@@ -98,7 +98,7 @@ def evaluate(
         **(about or {}),
     }
     forget = journal.clear if journal else lambda: None
-    return Result(tuple(chosen), outcomes, facts, tuple(warnings), forget)
+    return Result(outcomes, facts, tuple(warnings), forget)
 
 
 def gather(data: Batches | tuple[Tensor, Tensor], samples: int | None) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from yopo.evaluation.card import card
-from yopo.evaluation.names import Attack
 from yopo.evaluation.suite import Outcome
 from yopo.evaluation.suspicions import Suspicion
 
@@ -35,7 +34,6 @@ class Result:
     it.
     """
 
-    attacks: tuple[Attack, ...]
     outcomes: dict[str, Outcome]
     about: dict[str, Any]  # what was evaluated, with what, where
     warnings: Sequence[Suspicion] = ()
