@@ -509,6 +509,8 @@ def test_json_and_card_say_what_was_done(digits: tuple[nn.Module, Tensor, Tensor
     assert f"| pgd-4-2 | {share} |" in card
     assert torch.__version__ in card
     assert len(card.splitlines()) < 20
+    assert repr(result).startswith("Result(clean 9")
+    assert repr(result).endswith(f"worst {100 * result.worst:.2f}%)")
 
 
 class Softmax(nn.Module):

@@ -100,7 +100,8 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
     card = stem.with_name(f"{stem.name}.md")
     if args.save_examples:
         images = stem.with_name(f"{stem.name}-examples.safetensors")
-        checkpoint.save_weights(images, _examples(result, y), {"threat": repr(threat)})
+        facts = {key: str(result.about[key]) for key in ("threat", "data", "weights_sha256")}
+        checkpoint.save_weights(images, _examples(result, y), facts)
     checkpoint.write_text(stem.with_name(f"{stem.name}.json"), result.to_json())
     checkpoint.write_text(card, result.card())
     result.forget()
@@ -114,9 +115,8 @@ def result_table(result: "Result") -> Table:
     """What each attack left, and all of them together."""
     from yopo.evaluation.card import duration, percent
 
-    table = Table(
-        title=f"{result.about['data']}, {result.about['images']:,} images, {result.about['threat']}"
-    )
+    about = result.about
+    table = Table(title=f"{about['images']:,} images: {about['data']}\n{about['threat']}")
     for name in ("attack", "accuracy (95% interval)", "propagations", "time"):
         table.add_column(name, justify="left" if name == "attack" else "right")
     for name, outcome in result.outcomes.items():

@@ -84,7 +84,7 @@ def evaluate(
     if checks:
         warnings += after(_separate(outcomes), y.cpu(), classes)
     facts: dict[str, Any] = {
-        "data": "images given by the caller",
+        "data": "given by the caller",
         "images": len(x),
         "threat": norm(threat),
         "eps": threat.eps,

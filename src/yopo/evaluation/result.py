@@ -25,7 +25,7 @@ def wilson(right: int, n: int, z: float = 1.959963984540054) -> Interval:
     return low, 1.0 if right == n else centre + half
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """Accuracy of each attack by itself, and of all of them together.
 
@@ -37,7 +37,7 @@ class Result:
     outcomes: dict[str, Outcome]
     about: dict[str, Any]  # what was evaluated, with what, where
     warnings: Sequence[Suspicion] = ()
-    forget: Callable[[], None] = field(default=lambda: None, repr=False)
+    forget: Callable[[], None] = field(default=lambda: None)
     """Remove what was kept on disk for an interrupted evaluation to go on."""
 
     @property
@@ -75,6 +75,11 @@ class Result:
         """What each attack cost: full propagations for each image of the data set."""
         n = len(self.standing)
         return {name: outcome.cost / n for name, outcome in self.outcomes.items()}
+
+    def __repr__(self) -> str:
+        found = [f"{name} {100 * share:.2f}%" for name, share in self.accuracy.items()]
+        codes = f", warnings: {', '.join(w.code for w in self.warnings)}" if self.warnings else ""
+        return f"Result({', '.join(found)}, worst {100 * self.worst:.2f}%{codes})"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the images, as plain values."""
