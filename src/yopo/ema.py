@@ -30,7 +30,7 @@ class EMA:
     def move(self, weight: float | Tensor) -> None:
         """Go this part of the way to the network."""
         averages, values = zip(*self._pairs, strict=True)
-        if isinstance(weight, Tensor):  # lerp takes numbers only
+        if isinstance(weight, Tensor):  # which lerp does not take
             way = torch._foreach_sub(values, averages)
             torch._foreach_mul_(way, weight)
             torch._foreach_add_(averages, way)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from yopo.compiled import Compiled, CompiledSplit, inductor_options
 from yopo.ema import EMA
 from yopo.frozen import eval_mode, forked_rng
 from yopo.methods.base import AdversarialMethod, Method, Step
@@ -50,18 +51,30 @@ class Engine:
         say: Callable[[str], None] = print,
     ) -> None:
         self.method, self.optimizer, self.ema, self.say = method, optimizer, ema, say
-        self.precision, self.compile, self.capture = precision, compile, capture
-        self.warmup_seconds = 0.0
-        self.parameters = [p for g in optimizer.param_groups for p in g["params"]]
+        self.precision, self.compile = precision, compile
+        self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
         self.device = self.parameters[0].device
+        self.capture = capture and self.device.type == "cuda"
+        self.warmup_seconds = 0.0
+        self._plain = self._fast = method
+        self._shape: torch.Size | None = None  # of the batches that the fast path takes
+        self._graph: torch.cuda.CUDAGraph | None = None
+        # Numbers that change from step to step, where the device reads them.
         self._rates = [torch.tensor(float(g["lr"]), device=self.device) for g in self._groups]
         self._ema_weight = torch.ones((), device=self.device)
-        self._shape: torch.Size | None = None
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._average: Callable[[Tensor], None] | None = ema.move if ema else None
+        self._full: Linf | L2 | None = None  # the threat, and the one with tensors
+        self._threat: Any = None
+        self._eta: Tensor | None = None  # Free's, carried over
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replays of one CUDA graph."""
+        return self._graph is not None
 
     # ------------------------------------------------------------ stepping
 
@@ -83,10 +96,9 @@ class Engine:
         return self._out
 
     def _set_numbers(self, part: float, updates: int) -> None:
-        """Write what changes from step to step to where the device reads it."""
-        if self._threat is not None:
-            self._threat.eps.fill_(part * self._full.eps)  # type: ignore[attr-defined]
-            self._threat.step.fill_(part * self._full.step)  # type: ignore[attr-defined]
+        if self._full is not None:
+            self._threat.eps.fill_(part * self._full.eps)
+            self._threat.step.fill_(part * self._full.step)
         if self.ema:
             self._ema_weight.fill_(self.ema.weight(updates))
         for group, rate in zip(self._groups, self._rates, strict=True):
@@ -95,14 +107,16 @@ class Engine:
                 group["lr"] = rate
 
     def _work(self, method: Method, x: Tensor, y: Tensor) -> Step:
+        if isinstance(method.model, Compiled):
+            method.model.refresh()
         bf16 = self.precision == "bf16"
         # No cache: casts kept across a capture would be those of old weights.
         with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             out = method._run(x, y, None)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.ema:
-            self.ema.move(self._ema_weight)
+        if self._average:
+            self._average(self._ema_weight)
         if isinstance(method, Free):
             self._carry(method)
         return out
@@ -114,7 +128,8 @@ class Engine:
             self._eta = torch.zeros_like(method.eta)
         self._eta.copy_(method.eta)
         for each in (self.method, self._plain, self._fast):
-            each.eta = self._eta  # type: ignore[attr-defined]
+            assert isinstance(each, Free)
+            each.eta = self._eta
 
     # ------------------------------------------------------------ getting ready
 
@@ -124,31 +139,69 @@ class Engine:
         self.method.prepare(x, y)
         self._shape = x.shape
         self._eta = self.method.eta if isinstance(self.method, Free) else None
-        self._threat = self._full = None
-        if isinstance(self.method, AdversarialMethod) and type(self.method.threat) in (Linf, L2):
-            self._full = self.method.threat
-            self._threat = _on_device(self._full, self.device, self.compile)
-        for group in self._groups:
-            if isinstance(self.optimizer, SGD) and self.device.type == "cuda":
+        threat: Any = getattr(self.method, "threat", None)
+        if type(threat) in (Linf, L2):
+            self._full, self._threat = threat, _on_device(threat, self.device, self.compile)
+        if isinstance(self.optimizer, SGD) and self.device.type == "cuda":
+            for group in self._groups:
                 group["fused"], group["foreach"] = True, False  # takes the rate as a tensor
         self._plain = self._fast = self._variant(self.method.model)
         if self.compile:
-            try:
-                # Each method and network of this process counts towards one limit.
-                with torch._dynamo.config.patch(recompile_limit=256):
-                    self._fast = self._compiled(x)
-                    self._rehearse(x, y)
-            except Exception as error:
-                self._fast = self._plain
-                self.say(f"not compiled: {_first_line(error)}")
-        if self.capture and self.device.type == "cuda":
-            try:
-                self._record(x, y)
-            except Exception as error:
-                self._graph = None
-                self.say(f"not captured as one CUDA graph: {_first_line(error)}")
+            self._try_to_compile(x, y)
+        if self.capture:
+            self._try_to_capture(x, y)
             torch.cuda.synchronize(self.device)
         self.warmup_seconds += time.perf_counter() - began
+
+    def _try_to_compile(self, x: Tensor, y: Tensor) -> None:
+        # The weights' casts and gradients are the engine's business only where it pays.
+        own = self.precision == "bf16" and self.device.type == "cuda"
+        try:
+            # Each method and network of this process counts towards one limit.
+            with (
+                torch._dynamo.config.patch(recompile_limit=256),
+                torch._inductor.config.patch(inductor_options(own)),
+            ):
+                if self.ema:
+                    self._average = torch.compile(self.ema.move, dynamic=False)
+                self._fast = self._compiled(x, own)
+                self._rehearse(x, y)
+        except Exception as error:
+            self._fast, self._average = self._plain, self.ema.move if self.ema else None
+            self.say(f"not compiled: {_first_line(error)}")
+
+    def _try_to_capture(self, x: Tensor, y: Tensor) -> None:
+        generator = torch.cuda.default_generators[self.device.index or 0]
+        before = generator.clone_state()
+        try:
+            with torch.cuda.stream(torch.cuda.current_stream(self.device)):
+                self._record(x, y)
+        except Exception as error:
+            self._graph = None
+            generator.graphsafe_set_state(before)  # the other still waits for its capture
+            self.say(f"not captured as one CUDA graph: {_first_line(error)}")
+
+    def _compiled(self, x: Tensor, own: bool) -> Method:
+        """The method on the compiled network; where f0 is a function of its own, on two parts."""
+        model, method = self.method.model, self.method
+        if not isinstance(method, YOPO | TRADESYOPO):
+            return self._variant(Compiled(model, own=own))
+        eval_attack = isinstance(method, TRADESYOPO) and method.attack_mode == "eval"
+        with eval_mode(model, eval_attack):
+            cut = method.split.cut(x)
+        if cut.affine:
+            return self._variant(Compiled(model, own=own), cut)
+        parts = cut_in_two(model, cut.name)
+        if parts is None:
+            raise ValueError(
+                f"f0 ends at {cut.name!r} inside a network that is no plain sequence of modules"
+            )
+        network = Compiled(*parts, own=own)
+        cut = replace(cut, name="0", module=network.parts[0])
+        fast = self._variant(network, cut)
+        if isinstance(fast, YOPO | TRADESYOPO) and not cut.random and not _has_statistics(parts[0]):
+            fast.split = CompiledSplit(network, parts[0], known=cut)
+        return fast
 
     def _variant(self, model: nn.Module, cut: Cut | None = None) -> Method:
         """The method on another form of the network, with the threat's numbers on the device."""
@@ -158,26 +211,15 @@ class Engine:
             method.threat = self._threat
         if isinstance(method, YOPO | TRADESYOPO) and cut is not None:
             method.split = Split(model, known=cut)
+        if isinstance(model, Compiled):
+            method.loss = torch.compile(method.loss, dynamic=False)
+            # Free steps inside a batch, so this belongs to the optimizer. Before other hooks:
+            # one of them may clip gradients.
+            settle = self.optimizer.register_step_pre_hook(lambda *_: model.settle())
+            hooks: Any = self.optimizer._optimizer_step_pre_hooks
+            hooks.move_to_end(settle.id, last=False)
+            self.optimizer.register_step_post_hook(lambda *_: model.refresh())
         return method
-
-    def _compiled(self, x: Tensor) -> Method:
-        """The method on the compiled network; where f0 is a function of its own, on two parts."""
-        model, method = self.method.model, self.method
-        if not isinstance(method, YOPO | TRADESYOPO):
-            return self._variant(_compile(model))
-        attack = isinstance(method, TRADESYOPO) and method.attack_mode == "eval"
-        with eval_mode(model, attack):
-            cut = method.split.cut(x)
-        if cut.affine:
-            return self._variant(_compile(model), cut)
-        parts = cut_in_two(model, cut.name)
-        if parts is None:
-            raise ValueError(
-                f"f0 ends at {cut.name!r} inside a network that is no plain sequence of modules"
-            )
-        f0, g = map(_compile, parts)
-        whole = nn.Sequential(f0, g).train(model.training)
-        return self._variant(whole, replace(cut, name="0", module=f0))
 
     def _rehearse(self, x: Tensor, y: Tensor) -> Tensor:
         """One step that leaves no trace; its loss."""
@@ -195,15 +237,14 @@ class Engine:
                 expected = self._rehearse(self._x, self._y)
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with self._no_trace(x):
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._out = self._work(self._fast, self._x, self._y)
+        with self._no_trace(x), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._out = self._work(self._fast, self._x, self._y)
         with self._no_trace(x):
             graph.replay()
             loss = self._out.loss.clone()
         if not torch.allclose(loss, expected, rtol=1e-2, atol=1e-3, equal_nan=True):
             raise RuntimeError(
-                f"the replayed step has loss {float(loss):.4g}, the step itself {float(expected):.4g}"
+                f"its replay has loss {float(loss):.4g} where the step has {float(expected):.4g}"
             )
         self._graph = graph
 
@@ -212,23 +253,26 @@ class Engine:
         """Put weights, statistics, momentum, averages and random numbers back after the block."""
         modules = [self.method.model, *([self.ema.model] if self.ema else [])]
         kept = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        kept += [t for p in self.parameters for t in _tensors(self.optimizer.state.get(p))]
-        kept += [] if self._eta is None else [self._eta]
+        kept += self._state()
         saved = [t.detach().clone() for t in kept]
         try:
             with forked_rng(x):
                 yield
         finally:
             known = {id(t) for t in kept}
-            new = [t for p in self.parameters for t in _tensors(self.optimizer.state.get(p))]
-            new += [] if self._eta is None else [self._eta]
             with torch.no_grad():
                 for tensor, value in zip(kept, saved, strict=True):
                     tensor.copy_(value)
-                for tensor in new:  # what the block made: momentum begins at zero
+                for tensor in self._state():  # what the block made: momentum begins at zero
                     if id(tensor) not in known:
                         tensor.zero_()
             self.optimizer.zero_grad()
+
+    def _state(self) -> list[Tensor]:
+        """Tensors that the optimizer and Free carry from step to step."""
+        states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
+        tensors = [t for state in states for t in state.values() if isinstance(t, Tensor)]
+        return tensors + ([] if self._eta is None else [self._eta])
 
 
 def cut_in_two(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module] | None:
@@ -251,26 +295,23 @@ def _flat(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
         yield from _flat(module, f"{path}.{name}" if path else name)
 
 
-def _compile(model: nn.Module) -> nn.Module:
-    compiled: nn.Module = torch.compile(model, dynamic=False)
-    return compiled
+def _has_statistics(module: nn.Module) -> bool:
+    return any(getattr(m, "track_running_stats", False) for m in module.modules())
 
 
 def _on_device(threat: Linf | L2, device: torch.device, compiled: bool) -> Linf | L2:
     """The threat with radius and step as tensors; its ascent is one kernel where compiled."""
-    kind = _compiled_kind(type(threat)) if compiled else type(threat)
+    kind: Any = type(threat)
+    kind = _compiled_kind(kind) if compiled else kind
     eps, step = (torch.tensor(v, device=device) for v in (threat.eps, threat.step))
-    return kind(eps, step)  # type: ignore[arg-type]
+    made: Linf | L2 = kind(eps, step)
+    return made
 
 
 @cache
-def _compiled_kind(kind: type[Linf] | type[L2]) -> type[Linf] | type[L2]:
+def _compiled_kind(kind: Any) -> Any:  # noqa: ANN401
     ascend = torch.compile(kind.ascend, dynamic=False)
     return type(f"Compiled{kind.__name__}", (kind,), {"__slots__": (), "ascend": ascend})
-
-
-def _tensors(state: Any) -> list[Tensor]:  # noqa: ANN401
-    return [t for t in (state or {}).values() if isinstance(t, Tensor)]
 
 
 def _first_line(error: Exception) -> str:
