@@ -56,7 +56,7 @@ def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | N
             if weights is None:
                 (grad,) = torch.autograd.grad(loss, x)
             else:
-                (loss * weights).backward()
+                differentiate(network, loss * weights, x)
                 assert x.grad is not None
                 grad = x.grad
         return Propagation(loss.detach(), logits.detach(), grad)
@@ -71,8 +71,17 @@ def backpropagate(
     with torch.enable_grad():
         logits = _tensor(f(x))
         loss = scalar(objective(logits))
-        (loss * weights).backward()
+        differentiate(f, loss * weights)
     return loss.detach(), logits.detach()
+
+
+def differentiate(f: Network, loss: Tensor, x: Tensor | None = None) -> None:
+    """Add ∂loss/∂θ to .grad, and ∂loss/∂x to x.grad, in the network's own way if it has one."""
+    own = getattr(f, "differentiate", None)
+    if own is None:
+        loss.backward()
+    else:
+        own(loss, x)
 
 
 def scalar(loss: Tensor) -> Tensor:

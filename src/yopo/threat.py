@@ -48,8 +48,8 @@ class Linf:
 
     def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw eta uniformly from the ball, then put it into the box."""
-        eta = torch.empty_like(x).uniform_(-self.eps, self.eps, generator=generator)
-        return self.project(eta, x)
+        eta = torch.empty_like(x).uniform_(-1, 1, generator=generator)
+        return self.project(self.eps * eta, x)
 
     def project(self, eta: Tensor, x: Tensor) -> Tensor:
         """Clamp eta to [-eps, eps] ∩ [-x, 1 - x]; exact in floating point and idempotent."""
@@ -109,6 +109,11 @@ class L2:
 
 
 def _set_radius_and_step(threat: Linf | L2, eps: float, step: float | None) -> None:
+    if isinstance(eps, Tensor):  # on the device, where a captured step reads it anew
+        step = eps / 4 if step is None else step  # type: ignore[unreachable]
+        object.__setattr__(threat, "eps", eps)
+        object.__setattr__(threat, "step", step)
+        return
     if not 0 < eps < float("inf"):
         raise ValueError(f"expected eps > 0, got {eps}; without an adversary use yopo.Natural")
     object.__setattr__(threat, "eps", float(eps))
