@@ -12,6 +12,7 @@ PACKAGE = Path(yopo.__file__).parent
 LAYERS = [
     {"yopo.cli", "yopo.demo", "yopo.__main__"},
     {"yopo.demo_page"},
+    {"yopo.bench"},
     {"yopo.recipes", "yopo.train"},
     {"yopo.build", "yopo.schedule", "yopo.snapshot"},
     {"yopo.config", "yopo.distributed", "yopo.guard"},
@@ -19,6 +20,7 @@ LAYERS = [
     {"yopo.engine", "yopo.evaluation"},
     {"yopo.compiled", "yopo.ema"},
     {"yopo.methods", "yopo.attacks"},
+    {"yopo.literal"},
     {"yopo.models", "yopo.data", "yopo.checkpoint"},
     {"yopo.hamiltonian", "yopo.split", "yopo.propagation", "yopo.frozen", "yopo.threat"},
     {"yopo.losses", "yopo.checks"},

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from yopo.frozen import RngState
-from yopo.propagation import FirstLayer
+from yopo.propagation import Objective, Propagation
 from yopo.split import Cut, Split
+from yopo.threat import Threat
 
 _aten = torch.ops.aten
 
@@ -228,37 +229,45 @@ def inductor_options(own: bool) -> dict[str, Any]:
 
 
 class CompiledSplit(Split):
-    """f0's pull-back as one compiled function, where f0 is a module of its own."""
+    """The n inner steps as one compiled function, where f0 is a module of its own."""
 
-    def __init__(self, model: nn.Module, f0: nn.Module, *, known: Cut) -> None:
+    def __init__(
+        self, model: nn.Module, f0: nn.Module, *, known: Cut, ascend: Callable[..., Tensor]
+    ) -> None:
         super().__init__(model, known=known)
-        self._f0 = _CompiledF0(f0)
+        self._module, self._ascend = f0, ascend
 
-    def f0(self, x: Tensor, rng: RngState | None = None) -> FirstLayer:
-        """f0 alone."""
-        return self._f0
+    def propagate(self, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:
+        """One full propagation that also leaves the inner loop."""
+        at = super().propagate(x, objective, weights=weights)
 
+        def climb(threat: Threat, x: Tensor, eta: Tensor, n: int) -> Tensor:
+            with torch.no_grad():
+                return _climb()(self._module, self._ascend, threat, at.p, x, eta, at.grad, n)
 
-class _CompiledF0:
-    def __init__(self, f0: nn.Module) -> None:
-        self._module = f0
-
-    def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = self._module(x)
-        return out
-
-    def pull_back(self, p: Tensor, x: Tensor) -> Tensor:
-        """∇x p·f0(x)."""
-        with torch.no_grad():
-            return _pull_back()(self._module, p, x)
+        return replace(at, climb=climb)
 
 
 @cache
-def _pull_back() -> Callable[[nn.Module, Tensor, Tensor], Tensor]:
-    def pull_back(f0: nn.Module, p: Tensor, x: Tensor) -> Tensor:
-        pulled: Any = torch.func.vjp(f0, x)[1](p)
-        grad: Tensor = pulled[0]
-        return grad
+def _climb() -> Callable[..., Tensor]:
+    """As `hamiltonian.ascend`."""
 
-    compiled: Any = torch.compile(pull_back, dynamic=False)
+    def climb(
+        f0: nn.Module,
+        ascend: Callable[..., Tensor],
+        threat: Threat,
+        p: Tensor,
+        x: Tensor,
+        eta: Tensor,
+        grad: Tensor,
+        n: int,
+    ) -> Tensor:
+        for s in range(n):
+            if s > 0:
+                pulled: Any = torch.func.vjp(f0, x + eta)[1](p)
+                grad = pulled[0]
+            eta = ascend(threat, eta, grad, x)
+        return eta
+
+    compiled: Any = torch.compile(climb, dynamic=False)
     return compiled  # type: ignore[no-any-return]

@@ -200,7 +200,9 @@ class Engine:
         cut = replace(cut, name="0", module=network.parts[0])
         fast = self._variant(network, cut)
         if isinstance(fast, YOPO | TRADESYOPO) and not cut.random and not _has_statistics(parts[0]):
-            fast.split = CompiledSplit(network, parts[0], known=cut)
+            # The plain ascent: the compiler takes it into the function it makes.
+            ascend = type(method.threat).ascend
+            fast.split = CompiledSplit(network, parts[0], known=cut, ascend=ascend)
         return fast
 
     def _variant(self, model: nn.Module, cut: Cut | None = None) -> Method:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from yopo.frozen import Frozen, Network
+from yopo.threat import Threat
 
 Objective = Callable[[Tensor], Tensor]  # logits (B, C) -> scalar
 
@@ -37,6 +38,7 @@ class Propagation:
     grad: Tensor  # ∂loss/∂x, (B, ...)
     p: Tensor | None = None  # the co-state ∂loss/∂f0, where the inner loop needs it
     f0: FirstLayer | None = None  # with p
+    climb: Callable[[Threat, Tensor, Tensor, int], Tensor] | None = None  # a faster inner loop
 
 
 def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:

@@ -108,11 +108,10 @@ class L2:
         return eta
 
 
-def _set_radius_and_step(threat: Linf | L2, eps: float, step: float | None) -> None:
+def _set_radius_and_step(threat: Linf | L2, eps: float | Tensor, step: float | None) -> None:
     if isinstance(eps, Tensor):  # on the device, where a captured step reads it anew
-        step = eps / 4 if step is None else step  # type: ignore[unreachable]
         object.__setattr__(threat, "eps", eps)
-        object.__setattr__(threat, "step", step)
+        object.__setattr__(threat, "step", eps / 4 if step is None else step)
         return
     if not 0 < eps < float("inf"):
         raise ValueError(f"expected eps > 0, got {eps}; without an adversary use yopo.Natural")

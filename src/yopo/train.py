@@ -368,10 +368,8 @@ class Trainer:
 
     def accuracies(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Clean and PGD accuracy on uint8 images, in float32 and batches, seeded."""
-        threat, attack = (
-            build_threat(self.config.threat),
-            parse(f"pgd-{self.config.evaluate.steps}"),
-        )
+        threat = build_threat(self.config.threat)
+        attack = parse(f"pgd-{self.config.evaluate.steps}")
         outcomes = attack_all(
             model,
             x,

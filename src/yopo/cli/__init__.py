@@ -1,4 +1,4 @@
-"""The command line: `yopo train`, `compare`, `eval`, `recipes`, `data get`."""
+"""The command line: `yopo train`, `compare`, `eval`, `recipes`, `data get`, `bench`."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from yopo import __version__
+from yopo.cli.benching import add_bench, run_bench
 from yopo.cli.evaluating import EVAL, eval_options, run_eval
 from yopo.cli.training import COMPARE, TRAIN, run_compare, run_options, run_train
 from yopo.recipes import RECIPES
@@ -61,6 +62,8 @@ def main() -> None:
     data.add_argument("names", nargs="+", metavar="NAME", help="mnist, cifar10")
     data.add_argument("--dir", type=Path, help="where to; by default where `yopo train` looks")
 
+    add_bench(commands)
+
     args, rest = parser.parse_known_args()
     try:
         match args.command:
@@ -74,6 +77,9 @@ def main() -> None:
                 run_recipes()
             case "data":
                 run_data(args, rest)
+            case "bench":
+                _nothing_else(rest)
+                run_bench(args)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -97,6 +103,11 @@ def run_data(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError(f"expected names of data sets, got {' '.join(rest)}")
     for name in args.names:
         get(name, args.dir or default_root())
+
+
+def _nothing_else(rest: list[str]) -> None:
+    if rest:
+        raise ValueError(f"did not expect {' '.join(rest)}; see --help")
 
 
 def _fail(message: str) -> NoReturn:
