@@ -18,6 +18,7 @@ LAYERS = [
     {"yopo"},
     {"yopo.methods", "yopo.attacks"},
     {"yopo.models", "yopo.data"},
+    {"yopo.pmp", "yopo.players", "yopo.layers"},
     {"yopo.hamiltonian", "yopo.split", "yopo.propagation", "yopo.frozen", "yopo.threat"},
     {"yopo.losses", "yopo.checks"},
 ]
