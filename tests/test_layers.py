@@ -18,9 +18,10 @@ LAYERS = [
     {"yopo"},
     {"yopo.methods", "yopo.attacks"},
     {"yopo.models", "yopo.data"},
-    {"yopo.pmp", "yopo.players", "yopo.layers"},
+    {"yopo.argmin", "yopo.argmax"},
+    {"yopo.pmp", "yopo.layers"},
     {"yopo.hamiltonian", "yopo.split", "yopo.propagation", "yopo.frozen", "yopo.threat"},
-    {"yopo.losses", "yopo.checks"},
+    {"yopo.losses", "yopo.checks", "yopo.lbfgs"},
 ]
 
 

@@ -18,6 +18,7 @@ from yopo import (
     L2,
     NFGSM,
     PGD,
+    PMP,
     TRADES,
     TRADESYOPO,
     YOPO,
@@ -44,6 +45,10 @@ METHODS: dict[str, Make] = {
     "yopo after": lambda net: YOPO(net, THREAT, m=3, n=2),
     "yopo before": lambda net: YOPO(net, THREAT, m=3, n=2, grad_at="before"),
     "yopo deep": lambda net: YOPO(net, THREAT, m=3, n=2, first_layer="1"),
+    "pmp": lambda net: PMP(net, THREAT, m=3),
+    "pmp deep": lambda net: PMP(net, THREAT, m=3, adversary="gradient", n=2, layers=["1"]),
+    "pmp algorithm1": lambda net: PMP(net, THREAT, m=3, weights_at="algorithm1"),
+    "pmp argmax": lambda net: PMP(net, THREAT, m=2, weights="argmax", steps=2),
     "trades-yopo": lambda net: TRADESYOPO(net, THREAT, m=3, n=2),
     "trades-yopo deep": lambda net: TRADESYOPO(net, THREAT, m=3, n=2, first_layer="1"),
 }

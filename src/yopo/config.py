@@ -39,6 +39,7 @@ Count = Annotated[int, Field(ge=1)]
 Epochs = Annotated[
     list[NotNegative], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
 ]
+Names = Annotated[list[str], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
 Options = Annotated[dict[str, Any], BeforeValidator(_options)]
 
 
@@ -131,6 +132,20 @@ class TRADESYOPOConfig(_Strict):
     attack_mode: Literal["eval", "train"] = "eval"
 
 
+class PMPConfig(_Strict):
+    """Algorithm 1 in general form."""
+
+    name: Literal["pmp"] = "pmp"
+    m: Count = 5
+    adversary: Literal["exact", "gradient", "lbfgs"] = "exact"
+    n: Count = Field(10, description="steps of the adversary, where it is not exact")
+    weights: Literal["gradient", "argmax"] = "gradient"
+    rho: Positive = Field(1.0, description="how near argmax stays to the present states")
+    steps: Count = Field(5, description="of L-BFGS a layer, for argmax")
+    layers: Names | None = Field(None, description="modules where f0, f1, … end; found by default")
+    weights_at: Literal["after", "before", "algorithm1"] = "after"
+
+
 MethodConfig = Annotated[
     NaturalConfig
     | PGDConfig
@@ -139,7 +154,8 @@ MethodConfig = Annotated[
     | NFGSMConfig
     | TRADESConfig
     | YOPOConfig
-    | TRADESYOPOConfig,
+    | TRADESYOPOConfig
+    | PMPConfig,
     Field(discriminator="name"),
 ]
 ThreatConfig = Annotated[LinfConfig | L2Config, Field(discriminator="name")]

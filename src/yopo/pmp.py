@@ -16,6 +16,7 @@ from yopo.frozen import RngState, untouched
 from yopo.layers import Layers, Row, Theta, layers_of
 from yopo.losses import Loss
 from yopo.propagation import scalar
+from yopo.split import Split
 
 # t, x_t (B, ...), θ_t -> one number: the mean of R_t(x_i, θ_t) over the batch, the paper's Σ_i R/B
 Regulariser = Callable[[int, Tensor, Theta], Tensor]
@@ -55,6 +56,7 @@ class Dynamics:
     ) -> None:
         self.layers: Layers = Row(layers) if isinstance(layers, Sequence) else layers
         self.regulariser = regulariser
+        self.affine = False  # f_0 is known to be affine in x_0
         self._separable = False
 
     @classmethod
@@ -67,7 +69,9 @@ class Dynamics:
         regulariser: Regulariser | None = None,
     ) -> "Dynamics":
         """The dynamics of a model on inputs like x, its layers ending at the modules `names`."""
-        return cls(layers_of(model, x, names), regulariser=regulariser)
+        dynamics = cls(layers_of(model, x, names), regulariser=regulariser)
+        dynamics.affine = Split(model, dynamics.layers.names[0]).cut(x).affine
+        return dynamics
 
     def __len__(self) -> int:
         """T."""
@@ -120,9 +124,28 @@ class Dynamics:
                 outputs, grads = [*outputs, r], [*grads, -torch.ones_like(r)]
             p_t, *found = torch.autograd.grad(outputs, [piece.x, *theta], grads, allow_unused=True)
             p.insert(0, torch.zeros_like(piece.x) if p_t is None else p_t)
-            ascent.insert(0, found)
+            ascent.insert(0, list(found))
         states = [*(piece.x.detach() for piece in pieces), end.detach()]
         return Trajectory(states, p, ascent, payoff.detach(), [piece.rng for piece in pieces])
+
+
+class Studied:
+    """The dynamics of a model, found once for each kind of input and state of the model."""
+
+    def __init__(
+        self, model: nn.Module, names: Sequence[str] | None, regulariser: Regulariser | None
+    ) -> None:
+        self.model, self.names, self.regulariser = model, names, regulariser
+        self._found: dict[object, Dynamics] = {}
+
+    def on(self, x: Tensor) -> Dynamics:
+        """The dynamics on inputs like x (B, ...)."""
+        flags = [module.training for module in self.model.modules()]
+        wants = [p.requires_grad for p in self.model.parameters()]
+        key = (x.shape[1:], x.dtype, x.device, *flags, *wants)
+        if key not in self._found:
+            self._found[key] = Dynamics.of(self.model, x, self.names, regulariser=self.regulariser)
+        return self._found[key]
 
 
 def check_separable(loss: Loss, logits: Tensor, y: Tensor) -> None:
