@@ -16,7 +16,7 @@ LAYERS = [
     {"yopo.build", "yopo.schedule", "yopo.snapshot"},
     {"yopo.config", "yopo.checkpoint", "yopo.distributed", "yopo.ema", "yopo.guard"},
     {"yopo"},
-    {"yopo.methods", "yopo.attacks"},
+    {"yopo.methods", "yopo.attacks", "yopo.diagnose"},
     {"yopo.models", "yopo.data"},
     {"yopo.argmin", "yopo.argmax"},
     {"yopo.pmp", "yopo.layers"},

@@ -219,6 +219,13 @@ class EvaluateConfig(_Strict):
     images: Count = Field(500, description="held-out images to attack")
 
 
+class DiagnoseConfig(_Strict):
+    """How well frozen co-states do while training; see docs/diagnose.md."""
+
+    every: Annotated[int, Field(ge=0)] = Field(0, description="epochs between looks; 0: never")
+    images: Annotated[int, Field(ge=2)] = Field(64, description="held-out images to look at")
+
+
 class GuardConfig(_Strict):
     """What to do when training collapses."""
 
@@ -246,6 +253,7 @@ class Config(_Strict):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    diagnose: DiagnoseConfig = DiagnoseConfig()
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     epochs: Count = 10

@@ -98,6 +98,17 @@ class Split:
         return Cut(call.name, call.module, affine, random)
 
 
+def cut_names(model: nn.Module, x: Tensor) -> list[str]:
+    """Every place where the network can be cut on inputs like x (B, ...), from the default on."""
+    model, x = uncompiled(model), x.detach().clone().requires_grad_()
+    with forked_rng(x), torch.enable_grad():
+        calls, is_cut = _record(model, x)
+        first = _first_cut(calls, is_cut)
+        found = {c.edge: c.name for c in reversed(calls) if is_cut(c)}  # one name for each value
+    names = [c.name for c in calls if found.get(c.edge) == c.name]
+    return names[names.index(first.name) :] if first and first.name in names else names
+
+
 # ---------------------------------------------------------------- running f0 and watching p
 
 

@@ -1,4 +1,4 @@
-"""The command line: `yopo train`, `compare`, `recipes`, `data get`."""
+"""The command line: `yopo train`, `compare`, `recipes`, `data get`, `diagnose`."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from yopo import __version__
+from yopo.cli.diagnosing import DIAGNOSE, diagnose_options, run_diagnose
 from yopo.cli.training import COMPARE, TRAIN, run_compare, run_options, run_train
 from yopo.recipes import RECIPES
 
@@ -55,6 +56,15 @@ def main() -> None:
     data.add_argument("names", nargs="+", metavar="NAME", help="mnist, cifar10")
     data.add_argument("--dir", type=Path, help="where to; by default where `yopo train` looks")
 
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="recommend m, n and the split for a trained network",
+        epilog=DIAGNOSE,
+        formatter_class=raw,
+        allow_abbrev=False,
+    )
+    diagnose_options(diagnose)
+
     args, rest = parser.parse_known_args()
     try:
         match args.command:
@@ -66,6 +76,8 @@ def main() -> None:
                 run_recipes()
             case "data":
                 run_data(args, rest)
+            case "diagnose":
+                run_diagnose(args, rest)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
