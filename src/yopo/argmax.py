@@ -31,15 +31,16 @@ class Ascent:
 class Argmax:
     """θ_t* that maximises the augmented Hamiltonian, the weighted sum over all that was seen of
 
-        Σ_i H_t(x_i, p_i, θ_t) − rho/(2B)·Σ_i ‖f_t(x_i, θ_t) − x_{i,t+1}‖²
+        Σ_i H_t(x_i, p_i, θ) − rho/2·(1/B Σ_i ‖f_t(x_i, θ) − x_{i,t+1}‖² + ‖θ − θ_t‖²)
 
     with θ_t − θ_t* left in .grad: an SGD step of rate 1 lands on θ_t*, one of a smaller rate goes a
     part of the way.
 
-    The added term is Li et al.'s (2017) for the states: p belongs to the present states, and says
-    nothing about weights that leave them far behind. (Theirs for the co-states is left out: it
-    needs second derivatives, and a linear layer would have no ridge regression.) For a lone
-    nn.Linear the maximum is that ridge regression; elsewhere n iterations of L-BFGS go towards it.
+    H_t alone is linear in a linear layer's weights and has no maximum; and p, which belongs to the
+    present states, says nothing about weights that leave them far behind. The first added term is
+    Li et al.'s (2017) for the states. Theirs for the co-states needs second derivatives; the
+    proximal term stands in for it, since without either the steps of all layers together blow up.
+    For a lone nn.Linear the maximum is a ridge regression; elsewhere n iterations of L-BFGS.
     """
 
     def __init__(self, dynamics: Dynamics, rho: float, n: int) -> None:
@@ -69,10 +70,12 @@ class Argmax:
     def _search(self, t: int) -> int:
         theta = self.dynamics.layers.theta[t]
         before = [p.detach().clone() for p in theta]
+
+        def loss() -> Tensor:
+            return -self.augmented(t, before)
+
         try:
-            calls = untouched(
-                self.dynamics.layers.model, lambda: lbfgs(theta, lambda: -self.augmented(t), self.n)
-            )
+            calls = untouched(self.dynamics.layers.model, lambda: lbfgs(theta, loss, self.n))
             moved = [b - p.detach() for b, p in zip(before, theta, strict=True)]
         finally:
             with torch.no_grad():
@@ -83,9 +86,12 @@ class Argmax:
             p.grad = step
         return calls
 
-    def augmented(self, t: int) -> Tensor:
-        """The augmented Hamiltonian of layer t at its present weights."""
-        total = torch.zeros((), device=self.seen[t][0].x.device)
+    def augmented(self, t: int, before: list[Tensor]) -> Tensor:
+        """The augmented Hamiltonian of layer t at its present weights, `before` being θ_t."""
+        theta = self.dynamics.layers.theta[t]
+        moved = [(p - b).square().sum() for p, b in zip(theta, before, strict=True)]
+        weight = sum(pair.part for pair in self.seen[t])
+        total = -weight * self.rho / 2 * torch.stack(moved).sum()
         for pair in self.seen[t]:
             with forked_rng(pair.x, pair.rng):
                 out = self.dynamics.layers.f(t, pair.x)
@@ -107,28 +113,22 @@ class Pair:
 
 
 def ridge(linear: nn.Linear, pairs: list[Pair], rho: float, decay: float) -> None:
-    """Least squares of Wx + b on x_{t+1} + B·p/rho; of several solutions the nearest one."""
-    w = linear.weight
+    """Regress the outputs' shift B·p/rho on the inputs, the weights' step being the penalty."""
+    w, bias = linear.weight, linear.bias
     with torch.no_grad(), torch.autocast(w.device.type, enabled=False):
-        theta = w if linear.bias is None else torch.cat([w, linear.bias[:, None]], 1)
-        rows, shift = [], []  # inputs, and how far their outputs are to move
+        theta = w if bias is None else torch.cat([w, bias[:, None]], 1)
+        gram = torch.zeros(theta.shape[1], theta.shape[1]).to(w)
+        right, one = torch.zeros_like(theta.T), torch.eye(theta.shape[1]).to(w)
         for pair in pairs:
-            root = (pair.part / len(pair.x)) ** 0.5  # then plain least squares weighs them
             x, p = pair.x.to(w).flatten(0, -2), pair.p.to(w).flatten(0, -2)
-            if linear.bias is not None:
+            if bias is not None:
                 x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-            rows.append(root * x)
-            shift.append(root * len(pair.x) / rho * p)
-        a, b = torch.cat(rows), torch.cat(shift)
-        if decay:
-            penalty = decay * sum(pair.part for pair in pairs) / rho
-            gram = a.T @ a + penalty * torch.eye(a.shape[1]).to(a)
-            step = torch.linalg.solve(gram, a.T @ b - penalty * theta.T).T
-        else:
-            step = (torch.linalg.pinv(a) @ b).T
+            gram += pair.part * (x.T @ x / len(pair.x) + (1 + decay / rho) * one)
+            right += pair.part / rho * (x.T @ p - decay * theta.T)
+        step = torch.linalg.solve(gram, right).T
         w.grad = -step[:, : w.shape[1]].contiguous()
-        if linear.bias is not None:
-            linear.bias.grad = -step[:, -1].contiguous()
+        if bias is not None:
+            bias.grad = -step[:, -1].contiguous()
 
 
 def moved(dynamics: Dynamics, at: Trajectory, x: Tensor) -> Trajectory:

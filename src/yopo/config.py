@@ -140,7 +140,7 @@ class PMPConfig(_Strict):
     adversary: Literal["exact", "gradient", "lbfgs"] = "exact"
     n: Count = Field(10, description="steps of the adversary, where it is not exact")
     weights: Literal["gradient", "argmax"] = "gradient"
-    rho: Positive = Field(1.0, description="how near argmax stays to the present states")
+    rho: Positive = Field(0.3, description="how near argmax stays to the present states")
     steps: Count = Field(5, description="of L-BFGS a layer, for argmax")
     layers: Names | None = Field(None, description="modules where f0, f1, … end; found by default")
     weights_at: Literal["after", "before", "algorithm1"] = "after"

@@ -39,7 +39,7 @@ class PMP(AdversarialMethod):
         adversary: Literal["exact", "gradient", "lbfgs"] = "exact",
         n: int = 10,
         weights: Literal["gradient", "argmax"] = "gradient",
-        rho: float = 1.0,
+        rho: float = 0.3,
         steps: int = 5,
         layers: Sequence[str] | None = None,
         regulariser: Regulariser | None = None,
