@@ -107,18 +107,20 @@ def test_exact_is_lower_than_any_number_of_steps(batch: Batch) -> None:
 
 def test_lbfgs_finds_the_minimum_of_a_convex_first_layer() -> None:
     """Softplus with p > 0 is convex in eta: the minimum, on a grid, lies inside or at a bound."""
-    x, grid = torch.full((4, 2), 0.5), torch.linspace(-0.3, 0.3, 301)
+    x, grid = 0.3 + 0.4 * torch.rand(16, 2), torch.linspace(-0.3, 0.3, 201)
     first = nn.Linear(2, 6)
     nn.init.normal_(first.weight, std=8.0)
+    with torch.no_grad():
+        first.bias.copy_(-first.weight.sum(1) / 2)  # bends run through the middle of the square
     model = nn.Sequential(first, nn.Softplus(), nn.Linear(6, 2))
     game = Dynamics.of(model, x, ["1"])
-    at = game.propagate(x, torch.tensor([0, 1, 0, 1]), F.cross_entropy)
-    at.p[1].copy_(torch.rand(4, 6))
+    at = game.propagate(x, torch.arange(16) % 2, F.cross_entropy)
+    at.p[1].copy_(torch.rand(16, 6))
     h0 = FirstLayer(game, x, replace(at, p=[h0_gradient(game, x, at), *at.p[1:]]))
     eta = lbfgs_argmin(h0, Linf(0.3), 50)
     points = torch.cartesian_prod(grid, grid)  # (N, 2)
     with torch.no_grad():
-        out = game.layers.f(0, x[:, None] + points)  # (4, N, 6)
+        out = game.layers.f(0, x[:, None] + points)  # (16, N, 6)
         values = (at.p[1][:, None] * out).sum(2)
         best, found = values.amin(1), (at.p[1] * game.layers.f(0, x + eta)).sum(1)
     assert (found <= best + 1e-3 * best.abs()).all()
