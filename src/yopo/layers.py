@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.frozen import RngState, eval_mode, forked_rng, rng_state, uncompiled, untouched
-from yopo.split import Split, forward_hook, own
+from yopo.split import Cut, Split, forward_hook, own
 
 Theta = Sequence[nn.Parameter]  # the parameters of one layer
 
@@ -93,16 +93,14 @@ class Row:
 
 
 class Watched:
-    """A model cut where the modules `names` end; the last layer ends with the model."""
+    """A model cut where some modules end; the last layer ends with the model."""
 
-    def __init__(self, model: nn.Module, x: Tensor, names: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, cuts: Sequence[Cut]) -> None:
         self.model = model
-        self._ends = [Split(model, name).cut(x).module for name in names]
+        self._ends = [cut.module for cut in cuts]
         self._example = x[:1].detach()
-        self.names = [*names, "output"]
+        self.names = [*(cut.name for cut in cuts), "output"]
         self.linear: list[nn.Linear | None] = [None] * len(self.names)
-        if len(set(names)) < len(names):
-            raise ValueError(f"expected different names, got {', '.join(names)}")
         with torch.enable_grad(), forked_rng(x):
             pieces = untouched(model, lambda: self.pieces(x))
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -182,7 +180,9 @@ def layers_of(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -
         names = flat[flat.index(first) : -1] if first in flat else [first]
     if all(name in flat for name in names):
         return Row(*_grouped(children, names))
-    return Watched(model, x, names)
+    if len(set(names)) < len(names):
+        raise ValueError(f"expected different names, got {', '.join(names)}")
+    return Watched(model, x, cuts)
 
 
 def _children(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

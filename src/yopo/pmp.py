@@ -30,8 +30,7 @@ class WeightDecay:
 
     def __call__(self, t: int, x: Tensor, theta: Theta) -> Tensor:
         """R_t."""
-        squares = [p.square().sum() for p in theta]
-        return self.weight / 2 * torch.stack([*squares, x.new_zeros(())]).sum()
+        return self.weight / 2 * sum((p.square().sum() for p in theta), x.new_zeros(()))
 
 
 @dataclass(frozen=True, slots=True)
