@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from yopo.propagation import ATTACK_ONLY, FULL
 from yopo.split import cut_names
 from yopo.threat import Linf, Threat
 
-ENOUGH = 0.9  # of what the best setting tried makes; a recommendation aims at this
+ENOUGH = 0.5  # of what the best setting tried makes; a recommendation makes at least this
 INNER = (1, 2, 3, 5, 10)  # n that are tried
 STEPS = 10  # inner steps that the drift is watched for
 PGD = 20  # rounds of plain PGD, for comparison
@@ -273,42 +274,44 @@ def _sync(x: Tensor) -> None:
         torch.cuda.synchronize(x.device)
 
 
+def lead(depth: Depth, key: str, pgd: dict[str, float]) -> float:
+    """How much more of the strong attack's gain a setting makes than PGD does at its price."""
+    prices = [int(r) * ATTACK_ONLY + FULL for r in pgd]
+    return depth.reach[key] - float(np.interp(depth.cost[key], prices, list(pgd.values())))
+
+
 def _recommend(
     depths: list[Depth], pgd: dict[str, float], target: float
 ) -> tuple[Depth, str, list[str]]:
-    """The cheapest setting that makes the target (if only PGD does: the one that makes most)."""
+    """The setting that leads PGD most, of those that make the target (if none: that makes most)."""
     tried = [(d, key) for d in depths for key in d.reach]
     enough = [(d, key) for d, key in tried if d.reach[key] >= target]
-    if enough:
-        depth, key = min(enough, key=lambda c: (c[0].cost[c[1]], -c[0].reach[c[1]]))
-        rank = f"the cheapest of {len(tried)} settings that make {target:.0%}"
-    else:
-        depth, key = max(tried, key=lambda c: c[0].reach[c[1]])
-        rank = f"no setting tried makes the {target:.0%} that PGD-{PGD} makes"
-    reach, n = depth.reach[key], int(key.split("-")[1])
-    r = next((int(steps) for steps, part in pgd.items() if part >= reach), None)
-    watched = depth.drift
-    return (
-        depth,
-        key,
-        [
-            f"YOPO-{key} at {depth.name} adds {reach:.0%} of what {STRONG} steps of PGD with two "
-            f"starts add to the loss, for {depth.cost[key]:.1f} propagations a step: {rank} "
-            f"({ENOUGH:.0%} of the most that any makes)",
-            f"PGD-{r} adds as much for {r * ATTACK_ONLY + FULL:.1f} propagations, with one weight "
-            f"gradient where YOPO has {key.split('-')[0]}"
-            if r
-            else f"PGD-{PGD} does not add as much",
-            f"after {n} inner steps the frozen co-state has cosine "
-            f"{watched.cosine[min(n, STEPS)]:.2f} to the fresh one; frozen steps "
-            + (
-                f"raised the true loss in all {STEPS} looked at"
-                if watched.stops is None
-                else f"stop raising the true loss after {watched.stops}"
-            ),
-            "f0 is affine, so inner steps cost nothing"
-            if depth.affine
-            else f"an inner step costs {depth.inner_cost:.2f} propagations on this machine",
-            "one batch, these weights, this step size: train to see what it is worth",
-        ],
+    depth, key = (
+        max(enough, key=lambda c: lead(c[0], c[1], pgd))
+        if enough
+        else max(tried, key=lambda c: c[0].reach[c[1]])
     )
+    n, ahead, watched = int(key.split("-")[1]), lead(depth, key, pgd), depth.drift
+    because = [
+        f"YOPO-{key} at {depth.name} adds {depth.reach[key]:.0%} of what {STRONG} steps of PGD "
+        f"with two starts add to the loss, for {depth.cost[key]:.1f} propagations a step",
+        f"PGD with this step size adds {depth.reach[key] - ahead:.0%} at that price: "
+        + (
+            f"the largest lead of {len(enough)} settings that add at least {target:.0%}, half of "
+            "the most that any adds"
+            if enough and ahead > 0
+            else "no setting leads PGD here"
+        ),
+        f"after {n} inner steps the frozen co-state has cosine "
+        f"{watched.cosine[min(n, STEPS)]:.2f} to the fresh one; frozen steps "
+        + (
+            f"raised the true loss in all {STEPS} looked at"
+            if watched.stops is None
+            else f"stop raising the true loss after {watched.stops}"
+        ),
+        "f0 is affine, so inner steps cost nothing"
+        if depth.affine
+        else f"an inner step costs {depth.inner_cost:.2f} propagations on this machine",
+        "one batch, these weights, this step size: train to see what it is worth",
+    ]
+    return depth, key, because

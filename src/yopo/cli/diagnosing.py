@@ -139,7 +139,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     label = f"YOPO-{key}, {best['name']}"
     style: dict[str, Any] = {"ha": "center", "color": "crimson", "fontsize": 9}
     ax.annotate(label, point, (0, 14), textcoords="offset points", **style)
-    ax.axhline(found["target"], color="0.6", lw=0.8, ls="--", label="asked of a recommendation")
+    ax.axhline(found["target"], color="0.6", lw=0.8, ls="--", label="least for a recommendation")
     ax.set_title(
         "loss added, of what a strong attack adds: one point for each m, n and f0", fontsize=10
     )
