@@ -136,9 +136,17 @@ def draw(found: dict[str, Any], path: Path) -> None:
     key = f"{found['m']}-{found['n']}"
     point = (best["cost"][key], best["reach"][key])
     ax.scatter(*point, s=160, marker="*", color="crimson", zorder=3)
-    label = f"YOPO-{key}, {best['name']}"
-    style: dict[str, Any] = {"ha": "center", "color": "crimson", "fontsize": 9}
-    ax.annotate(label, point, (0, 14), textcoords="offset points", **style)
+    ax.annotate(
+        f"YOPO-{key}, {best['name']}",
+        point,
+        (0.6, 0.3),
+        textcoords="axes fraction",
+        color="crimson",
+        arrowprops={"arrowstyle": "-", "color": "crimson", "lw": 0.6, "shrinkB": 8},
+    )
+    ax.set_xscale("log")
+    ax.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"], minor=False)
+    ax.minorticks_off()
     ax.axhline(found["target"], color="0.6", lw=0.8, ls="--", label="least for a recommendation")
     ax.set_title(
         "loss added, of what a strong attack adds: one point for each m, n and f0", fontsize=10
