@@ -1,7 +1,9 @@
 """Algorithm 1 in general form: each player's optimum against brute force, and YOPO as a case."""
 
 import itertools
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -347,3 +349,18 @@ def test_a_regulariser_of_the_image_moves_the_adversary(batch: Batch) -> None:
     brightened = bright.backward(x, y, eta).eta
     assert torch.equal(brightened, LINF.project(torch.full_like(x, 0.1), x))
     assert not torch.equal(plain, brightened)
+
+
+# ---------------------------------------------------------------- the record
+
+
+def test_the_record_shows_pmp_near_yopo_and_its_page_agrees() -> None:
+    folder = Path(__file__).parent.parent / "records" / "pmp-cpu"
+    page = (folder / "README.md").read_text()
+    robust = {}
+    for file in folder.glob("*-result.json"):
+        result = json.loads(file.read_text())
+        best = result["best"]
+        robust[file.name] = best["pgd-20"]
+        assert f"{100 * best['clean']:.2f} / {100 * best['pgd-20']:.2f}" in page
+    assert abs(robust["pmp-result.json"] - robust["yopo-5-10-result.json"]) < 0.05
