@@ -8,6 +8,8 @@
 """
 
 from yopo import attacks, models
+from yopo.ema import EMA
+from yopo.engine import Engine
 from yopo.methods.base import AdversarialMethod, Method, Step
 from yopo.methods.fast import Fast
 from yopo.methods.free import Free
@@ -25,6 +27,7 @@ from yopo.threat import L2, Linf, Threat
 __version__ = "0.1.0"
 
 __all__ = [
+    "EMA",
     "L2",
     "NFGSM",
     "PGD",
@@ -34,6 +37,7 @@ __all__ = [
     "YOPO",
     "AdversarialMethod",
     "Cut",
+    "Engine",
     "Fast",
     "Free",
     "Linf",

@@ -265,6 +265,9 @@ class Config(_Strict):
         0.0, description="decay of the averaged weights"
     )
     precision: Literal["float32", "bf16"] = "float32"
+    engine: Literal["auto", "plain", "compiled"] = Field(
+        "auto", description="auto: compiled and captured on a GPU, plain elsewhere"
+    )
     sync_batchnorm: bool = Field(False, description="BatchNorm statistics over all processes")
     notes: str = Field("", description="where the recipe departs from its source")
 

@@ -18,12 +18,24 @@ class EMA:
         self.model = copy.deepcopy(model).requires_grad_(False)
         self._pairs = list(zip(_floats(self.model), _floats(model), strict=True))
 
-    @torch.no_grad()
     def update(self, step: int) -> None:
         """Move towards the network after its step number `step` (from 0)."""
-        decay = min(self.decay, (1 + step) / (10 + step))
+        self.move(self.weight(step))
+
+    def weight(self, step: int) -> float:
+        """How far the average moves: 1 - decay."""
+        return 1 - min(self.decay, (1 + step) / (10 + step))
+
+    @torch.no_grad()
+    def move(self, weight: float | Tensor) -> None:
+        """Go this part of the way to the network."""
         averages, values = zip(*self._pairs, strict=True)
-        torch._foreach_lerp_(averages, values, 1 - decay)
+        if isinstance(weight, Tensor):  # which lerp does not take
+            way = torch._foreach_sub(values, averages)
+            torch._foreach_mul_(way, weight)
+            torch._foreach_add_(averages, way)
+        else:
+            torch._foreach_lerp_(averages, values, weight)
 
 
 def _floats(model: nn.Module) -> list[Tensor]:

@@ -16,6 +16,8 @@ def ascend(threat: Threat, x: Tensor, eta: Tensor, at: Propagation, n: int) -> T
     The first step needs no pass through f0: its gradient p·∂f0/∂x is the ∂loss/∂x that the
     propagation found. Where f0 is affine that is the gradient of every step.
     """
+    if at.climb is not None:
+        return at.climb(threat, x, eta, n)
     if at.p is None or at.f0 is None:
         return threat.ascend(eta, at.grad, x, n=n)
     grad = at.grad

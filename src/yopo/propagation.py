@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.frozen import Frozen, Network
+from yopo.threat import Threat
 
 Objective = Callable[[Tensor], Tensor]  # logits (B, C) -> scalar
 
@@ -37,6 +38,7 @@ class Propagation:
     grad: Tensor  # ∂loss/∂x, (B, ...)
     p: Tensor | None = None  # the co-state ∂loss/∂f0, where the inner loop needs it
     f0: FirstLayer | None = None  # with p
+    climb: Callable[[Threat, Tensor, Tensor, int], Tensor] | None = None  # a faster inner loop
 
 
 def propagate(
@@ -58,7 +60,7 @@ def propagate(
             if weights is None:
                 (grad,) = torch.autograd.grad(loss, x)
             else:
-                (loss * weights).backward()
+                differentiate(network, loss * weights, x)
                 assert x.grad is not None
                 grad = x.grad
         return Propagation(loss.detach(), logits.detach(), grad)
@@ -73,8 +75,17 @@ def backpropagate(
     with torch.enable_grad():
         logits = _tensor(f(x))
         loss = scalar(objective(logits))
-        (loss * weights).backward()
+        differentiate(f, loss * weights)
     return loss.detach(), logits.detach()
+
+
+def differentiate(f: Network, loss: Tensor, x: Tensor | None = None) -> None:
+    """Add ∂loss/∂θ to .grad, and ∂loss/∂x to x.grad, in the network's own way if it has one."""
+    own = getattr(f, "differentiate", None)
+    if own is None:
+        loss.backward()
+    else:
+        own(loss, x)
 
 
 def scalar(loss: Tensor) -> Tensor:

@@ -49,10 +49,12 @@ class Snapshot:
             self.ema.model.load_state_dict(part("ema."))
         momentum = part("momentum.")
         for i, p in enumerate(self._parameters()):
-            self.optimizer.state.pop(p, None)
-            if str(i) in momentum:
-                buffer = torch.empty_like(p).copy_(momentum[str(i)])
-                self.optimizer.state[p]["momentum_buffer"] = buffer
+            saved = momentum.get(str(i))
+            buffer = self.optimizer.state.get(p, {}).get("momentum_buffer")
+            if buffer is not None:  # in place: a captured step knows it by its address
+                buffer.copy_(torch.zeros_like(p) if saved is None else saved)
+            elif saved is not None:
+                self.optimizer.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(saved)
         if isinstance(self.method, yopo.Free):
             eta = tensors.get("free.eta")
             device = next(self.model.parameters()).device

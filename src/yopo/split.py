@@ -35,19 +35,25 @@ class Split:
     """The network as g ∘ f0, f0 being all up to and including the module `first_layer`.
 
     Without a name, f0 ends at the first module with parameters that the whole input passes
-    through, in the order in which modules finish.
+    through, in the order in which modules finish. `known`: where it ends, if that was found
+    before on another form of the same network.
     """
 
-    def __init__(self, model: nn.Module, first_layer: str | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, first_layer: str | None = None, *, known: Cut | None = None
+    ) -> None:
         self.model = model
         # The modules inside a compiled network can be watched only in the original.
         self._original = uncompiled(model)
         self._target = None if first_layer is None else _submodule(self._original, first_layer)
         self._first_layer = first_layer
+        self._known = known
         self._cuts: dict[object, Cut] = {}
 
     def cut(self, x: Tensor) -> Cut:
         """Study the network on inputs like x (B, ...), once for each shape and mode."""
+        if self._known is not None:
+            return self._known
         flags = tuple(module.training for module in self._original.modules())
         key = (x.shape[1:], x.dtype, x.device, flags)
         if key not in self._cuts:

@@ -48,8 +48,8 @@ class Linf:
 
     def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw eta uniformly from the ball, then put it into the box."""
-        eta = torch.empty_like(x).uniform_(-self.eps, self.eps, generator=generator)
-        return self.project(eta, x)
+        eta = torch.empty_like(x).uniform_(-1, 1, generator=generator)
+        return self.project(self.eps * eta, x)
 
     def project(self, eta: Tensor, x: Tensor) -> Tensor:
         """Clamp eta to [-eps, eps] ∩ [-x, 1 - x]; exact in floating point and idempotent."""
@@ -108,7 +108,11 @@ class L2:
         return eta
 
 
-def _set_radius_and_step(threat: Linf | L2, eps: float, step: float | None) -> None:
+def _set_radius_and_step(threat: Linf | L2, eps: float | Tensor, step: float | None) -> None:
+    if isinstance(eps, Tensor):  # on the device, where a captured step reads it anew
+        object.__setattr__(threat, "eps", eps)
+        object.__setattr__(threat, "step", eps / 4 if step is None else step)
+        return
     if not 0 < eps < float("inf"):
         raise ValueError(f"expected eps > 0, got {eps}; without an adversary use yopo.Natural")
     object.__setattr__(threat, "eps", float(eps))

@@ -25,6 +25,7 @@ from yopo.data.loader import Augment, Loader
 from yopo.data.sources import Arrays
 from yopo.diagnose import brief
 from yopo.ema import EMA
+from yopo.engine import Engine
 from yopo.guard import Health, collapse
 from yopo.schedule import rate
 from yopo.snapshot import Snapshot
@@ -103,6 +104,8 @@ class Trainer:
             raise ValueError("Free steps on every batch; use optimizer.accumulate 1 with it")
         self.ema = EMA(self.model, config.ema) if config.ema else None
         self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
+        self.engine = self._engine()
+        self._warmup_seconds = 0.0
 
         sha = hashlib.sha256(repr(tuple(data.x_train.shape)).encode())
         for tensor in (data.x_train, data.y_train):
@@ -131,6 +134,22 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._prepare_seconds = time.perf_counter() - began
 
+    def _engine(self) -> Engine | None:
+        """The fast path, where it pays and is exact; None for the plain one."""
+        c = self.config
+        wanted = c.engine == "compiled" or (c.engine == "auto" and self.device.type == "cuda")
+        if not wanted:
+            return None
+        if self.world > 1 or c.optimizer.accumulate > 1:
+            self.watch.say("plain steps: the engine is for one process without accumulation")
+            return None
+        if isinstance(self.method, yopo.PMP):
+            self.watch.say("plain steps: PMP runs the network layer by layer")
+            return None
+        return Engine(
+            self.method, self.optimizer, ema=self.ema, precision=c.precision, say=self.watch.say
+        )
+
     # ------------------------------------------------------------ running
 
     def run(self) -> dict[str, Any]:
@@ -145,6 +164,7 @@ class Trainer:
             checkpoint.write_text(metrics, "".join(line + "\n" for line in kept))
         if self.progress.good < 0:
             self._save(good=True)  # what a collapse in the first epoch goes back to
+        self._warm_up()
         while self.progress.epoch < self.config.epochs:
             reason = self._epoch()
             self._finish_epoch(reason)
@@ -157,6 +177,17 @@ class Trainer:
         """A signal that came during an evaluation, when all is saved."""
         if self._anyone(self.stop)[0]:
             raise StopRequested
+
+    def _warm_up(self) -> None:
+        """Study, compile and capture before the clock starts; trains nothing."""
+        began = time.perf_counter()
+        self.model.train()
+        batch = next(iter(self.loader.epoch(0)), None)
+        if batch is not None:
+            x, y = self._laid_out(batch[0]), batch[1]
+            (self.engine or self.method).prepare(x, y)
+            self._sync()
+        self._warmup_seconds += time.perf_counter() - began
 
     def _epoch(self) -> str | None:
         """Train to the end of this epoch; return why it collapsed, if it did."""
@@ -210,11 +241,13 @@ class Trainer:
         lr = p.rate_scale * rate(c, epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
+        part = min(1.0, (epoch + 1 / len(self.loader)) / c.eps_warmup) if c.eps_warmup else 1.0
+        x = self._laid_out(x)
+        if self.engine:
+            p.updates += 1
+            return self.engine.step(x, y, part=part, updates=p.updates - 1)
         if c.eps_warmup and isinstance(self.method, yopo.AdversarialMethod):
-            part = min(1.0, (epoch + 1 / len(self.loader)) / c.eps_warmup)
             self.method.threat = build_threat(c.threat, part)
-        if c.model.channels_last:
-            x = x.contiguous(memory_format=torch.channels_last)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=c.precision == "bf16"):
             out = self.method.backward(x, y)
         every = c.optimizer.accumulate
@@ -229,12 +262,17 @@ class Trainer:
             p.updates += 1
         return out
 
+    def _laid_out(self, x: Tensor) -> Tensor:
+        last = self.config.model.channels_last
+        return x.contiguous(memory_format=torch.channels_last) if last else x
+
     def _clip(self, *_: object) -> None:
         assert self.config.optimizer.clip is not None
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip)
 
     def measure(self, steps: int) -> tuple[float, float]:
-        """Seconds a step (after one of warm-up) and propagations an epoch; spoils the weights."""
+        """Seconds a step, not counting the first, and propagations an epoch; spoils the weights."""
+        self._warm_up()
         times, spent = [], 0.0
         for step, (x, y) in enumerate(self.loader.epoch(0)):
             started = time.perf_counter()
@@ -387,6 +425,7 @@ class Trainer:
                 "train_seconds": self.progress.train_seconds,
                 "evaluate_seconds": self.progress.evaluate_seconds,
                 "prepare_seconds": self._prepare_seconds,
+                "warmup_seconds": self._warmup_seconds,
                 "propagations": self.progress.propagations,
                 "test_images": len(self._test[0]),
             }
@@ -463,7 +502,7 @@ class Trainer:
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on; where data lies and when to save may differ."""
         tree = self.config.tree()
-        for key in ("checkpoint", "diagnose", "notes"):
+        for key in ("checkpoint", "diagnose", "notes", "engine"):
             tree.pop(key)
         tree["data"].pop("root")
         tree["data"].pop("path")

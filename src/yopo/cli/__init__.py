@@ -1,4 +1,4 @@
-"""The command line: `yopo train`, `compare`, `recipes`, `data get`, `diagnose`."""
+"""The command line: `yopo train`, `compare`, `recipes`, `data get`, `bench`, `diagnose`."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from yopo import __version__
+from yopo.cli.benching import add_bench, run_bench
 from yopo.cli.diagnosing import DIAGNOSE, diagnose_options, run_diagnose
 from yopo.cli.training import COMPARE, TRAIN, run_compare, run_options, run_train
 from yopo.recipes import RECIPES
@@ -56,6 +57,7 @@ def main() -> None:
     data.add_argument("names", nargs="+", metavar="NAME", help="mnist, cifar10")
     data.add_argument("--dir", type=Path, help="where to; by default where `yopo train` looks")
 
+    add_bench(commands)
     diagnose = commands.add_parser(
         "diagnose",
         help="recommend m, n and the split for a trained network",
@@ -76,6 +78,9 @@ def main() -> None:
                 run_recipes()
             case "data":
                 run_data(args, rest)
+            case "bench":
+                _nothing_else(rest)
+                run_bench(args)
             case "diagnose":
                 run_diagnose(args, rest)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
@@ -101,6 +106,11 @@ def run_data(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError(f"expected names of data sets, got {' '.join(rest)}")
     for name in args.names:
         get(name, args.dir or default_root())
+
+
+def _nothing_else(rest: list[str]) -> None:
+    if rest:
+        raise ValueError(f"did not expect {' '.join(rest)}; see --help")
 
 
 def _fail(message: str) -> NoReturn:

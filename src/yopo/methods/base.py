@@ -39,11 +39,7 @@ class Method(ABC):
         x: images (B, ...) in [0, 1]. y: class indices (B,), or soft targets (B, C).
         eta: where the perturbation starts; by default each method's own start.
         """
-        check_images(x, self.model)
-        if self._classes is None:
-            self._classes = count_classes(self.model, x)
-        # With a loss of the user's own, targets may be of its own kind too.
-        check_targets(y, x, self._classes if self.loss is F.cross_entropy else None)
+        self.prepare(x, y)
         if eta is not None:
             check_eta(eta, x)
             eta = eta.detach().to(x.dtype)
@@ -51,6 +47,14 @@ class Method(ABC):
             y = y.long()
         with all_or_nothing(self.model):
             return self._run(x.detach(), y, eta)
+
+    def prepare(self, x: Tensor, y: Tensor) -> None:
+        """Check a batch, and study the network on it if this is the first; trains nothing."""
+        check_images(x, self.model)
+        if self._classes is None:
+            self._classes = count_classes(self.model, x)
+        # With a loss of the user's own, targets may be of its own kind too.
+        check_targets(y, x, self._classes if self.loss is F.cross_entropy else None)
 
     @abstractmethod
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:

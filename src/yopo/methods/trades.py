@@ -9,7 +9,7 @@ from yopo.checks import check_at_least, check_choice
 from yopo.frozen import Frozen, Network, eval_mode
 from yopo.losses import Loss, consistency
 from yopo.methods.base import AdversarialMethod, Step
-from yopo.propagation import ATTACK_ONLY, FORWARD, FULL, Objective, propagate, scalar
+from yopo.propagation import ATTACK_ONLY, FORWARD, FULL, Objective, differentiate, propagate, scalar
 from yopo.threat import Threat
 
 
@@ -65,7 +65,7 @@ def trades_gradient(
     with torch.enable_grad():
         clean, logits = model(x.clone()), model(x + eta)
         total = scalar(loss(clean, y)) + beta * consistency(logits, clean)
-        total.backward()
+        differentiate(model, total)
     return total.detach(), logits.detach()
 
 

@@ -47,6 +47,12 @@ class TRADESYOPO(AdversarialMethod):
         self.attack_mode = attack_mode
         self.split = Split(model, first_layer)
 
+    def prepare(self, x: Tensor, y: Tensor) -> None:
+        """Find where f0 ends, too."""
+        super().prepare(x, y)
+        with eval_mode(self.model, self.attack_mode == "eval"):
+            self.split.cut(x)
+
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         eta = self._start(x, eta)  # eta^{1,0}
         with eval_mode(self.model, self.attack_mode == "eval"):

@@ -45,6 +45,11 @@ class YOPO(AdversarialMethod):
         self.grad_at = grad_at
         self.split = Split(model, first_layer)
 
+    def prepare(self, x: Tensor, y: Tensor) -> None:
+        """Find where f0 ends, too."""
+        super().prepare(x, y)
+        self.split.cut(x)
+
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         run = self._after if self.grad_at == "after" else self._before
         return run(x, y, self._start(x, eta))

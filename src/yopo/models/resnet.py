@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from yopo.models.stem import Stem
+
 
 class PreActBlock(nn.Module):
     """x + conv(relu(bn(conv(relu(bn(x)))))), with a 1x1 convolution where the shape changes."""
@@ -48,7 +50,7 @@ class PreActResNet(nn.Module):
         super().__init__()
         if len(widths) != len(blocks):
             raise ValueError(f"expected as many widths as blocks, got {widths} and {blocks}")
-        self.conv1 = nn.Conv2d(channels, stem, 3, padding=1, bias=False)
+        self.conv1 = Stem(channels, stem, padding=1, bias=False)
         self.stages = len(widths)
         before = stem
         for i, (width, count) in enumerate(zip(widths, blocks, strict=True), start=1):
@@ -63,7 +65,10 @@ class PreActResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (B, channels, H, W) -> (B, classes)
         """Logits of x."""
-        out = self.conv1(x)
+        return self.rest(self.conv1(x))
+
+    def rest(self, out: Tensor) -> Tensor:  # (B, stem, H, W) -> (B, classes)
+        """g: all that follows conv1."""
         for i in range(1, self.stages + 1):
             out = self.get_submodule(f"layer{i}")(out)
         if self.bn is not None:

@@ -4,6 +4,8 @@ from collections import OrderedDict
 
 from torch import nn
 
+from yopo.models.stem import Stem
+
 
 class SmallCNN(nn.Sequential):
     """For (B, channels, size, size); `width` filters, then twice as many, `hidden` linear units.
@@ -26,7 +28,7 @@ class SmallCNN(nn.Sequential):
         if side < 1:
             raise ValueError(f"expected images of at least 16x16, got size={size}")
         layers = OrderedDict[str, nn.Module](
-            conv1=nn.Conv2d(channels, width, 3),
+            conv1=Stem(channels, width),
             relu1=nn.ReLU(),
             conv2=nn.Conv2d(width, width, 3),
             relu2=nn.ReLU(),

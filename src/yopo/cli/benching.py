@@ -1,0 +1,131 @@
+"""`yopo bench`."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from yopo.cli.common import pick_device
+
+BENCH = """examples:
+  yopo bench
+  yopo bench --model wideresnet --methods natural,yopo-5-3-before --batch 128
+  yopo bench --model smallcnn --methods yopo-5-10,pgd-40 --json bench.json --picture bench.png
+
+Random images; a step is all of it: attack, propagations, weight update, averaging. `literal` is the
+same algorithm written as the paper's released code runs it."""
+METHODS = "natural,pgd-10,free-8,nfgsm,trades-10,yopo-5-3-before,yopo-5-3,trades-yopo-3-4"
+
+
+def add_bench(commands: Any) -> None:  # noqa: ANN401
+    """Declare the command."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(
+        "bench", help="time a training step", epilog=BENCH, formatter_class=raw, allow_abbrev=False
+    )
+    parser.add_argument("--model", default="preactresnet18", help="or smallcnn, wideresnet")
+    parser.add_argument("--methods", default=METHODS, help=f"by default {METHODS}")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--width", type=int, help="of the network, for a smaller one")
+    parser.add_argument("--precision", default="bf16", choices=["bf16", "float32"])
+    parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
+    parser.add_argument("--no-literal", action="store_true", help="leave the literal loops out")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--picture", type=Path, help="file for a picture of them (PNG or SVG)")
+
+
+def run_bench(args: argparse.Namespace) -> None:
+    """Measure, print, write."""
+    import torch
+
+    from yopo.bench import SETTINGS, bench
+    from yopo.recipes import method_tree
+
+    if args.model not in SETTINGS:
+        raise ValueError(f"no model {args.model!r} to bench; there are: {', '.join(SETTINGS)}")
+    if args.batch < 8:
+        raise ValueError(f"expected --batch of at least 8, got {args.batch}")
+    methods = [spec.strip() for spec in args.methods.split(",")]
+    for spec in methods:
+        method_tree(spec)  # a typo is found before anything is measured
+    torch.backends.cudnn.benchmark = True
+    console = Console(highlight=False, markup=False)
+    with console.status("measuring"):
+        found = bench(
+            args.model,
+            methods,
+            batch=args.batch,
+            device=pick_device(args.device),
+            precision=args.precision,
+            with_literal=not args.no_literal,
+            options={} if args.width is None else {"width": args.width},
+            say=lambda text: console.print(text, soft_wrap=True),
+        )
+    console.print(_table(found.to_json()))
+    if args.json:
+        args.json.write_text(json.dumps(found.to_json(), indent=1) + "\n")
+        print(f"figures: {args.json}")
+    if args.picture:
+        draw(found.to_json(), args.picture)
+        print(f"picture: {args.picture}")
+
+
+def _table(found: dict[str, Any]) -> Table:
+    table = Table(
+        title=f"{found['model']}, batch {found['batch']}, {found['precision']}, {found['device']}",
+        caption=f"a matrix product runs at {found['product_tflops']:.3g} TFLOP/s here; "
+        "warm-up is not in the times",
+    )
+    heads = ("ms a step", "low-high", "images/s", "prop/s", "TFLOP/s", "of product", "GiB")
+    table.add_column("method", no_wrap=True)
+    for name in (*heads, "x natural", "literal ms", "x literal", "warm-up s"):
+        table.add_column(name, justify="right")
+    for r in found["rows"]:
+        literal = r["literal"]
+        table.add_row(
+            r["method"],
+            f"{r['step']:.2f}",
+            f"{r['low']:.2f}-{r['high']:.2f}",
+            f"{r['images_per_second']:.0f}",
+            f"{r['propagations_per_second']:.0f}",
+            f"{r['tflops']:.3g}",
+            f"{r['share']:.0%}",
+            "" if r["memory"] is None else f"{r['memory']:.1f}",
+            "" if r["natural"] is None else f"{r['natural']:.2f}",
+            "" if literal is None else f"{literal:.1f}",
+            "" if literal is None else f"{literal / r['step']:.1f}",
+            f"{r['warmup_seconds']:.0f}",
+        )
+    return table
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Bars of the step times, the literal loops behind them."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise ValueError("--picture needs matplotlib: pip install matplotlib") from None
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = found["rows"][::-1]
+    names = [r["method"] for r in rows]
+    fig, ax = plt.subplots(figsize=(8, 0.55 * len(rows) + 1.6), layout="constrained")
+    literal = [r["literal"] or 0 for r in rows]
+    ax.barh(names, literal, height=0.75, color="#d9d9d9", label="literal loop")
+    ax.barh(names, [r["step"] for r in rows], height=0.45, color="#1f77b4", label="yopo")
+    for i, r in enumerate(rows):
+        text = f"{r['step']:.1f} ms"
+        if r["literal"]:
+            text += f"   {r['literal'] / r['step']:.1f}x faster than {r['literal']:.0f}"
+        ax.text(max(r["step"], r["literal"] or 0), i, "  " + text, va="center", fontsize=9)
+    ax.set_xlim(0, 1.45 * max(max(literal), max(r["step"] for r in rows)))
+    ax.set_xlabel("milliseconds a training step")
+    ax.set_title(f"{found['model']}, batch {found['batch']}, {found['device']}", loc="left")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, loc="lower right")
+    fig.savefig(path, dpi=150)
+    plt.close(fig)

@@ -1,0 +1,273 @@
+"""A compiled network for the engine: what is done once a step instead of once a propagation."""
+
+import operator
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from yopo.propagation import Objective, Propagation
+from yopo.split import Cut, Split
+from yopo.threat import Threat
+
+_aten = torch.ops.aten
+
+
+class Compiled(nn.Module):
+    """The network, or its parts f0 and g, compiled.
+
+    own: on a GPU under bf16 autocast, cast the weights of convolutions and linear layers once for
+    each optimizer step, not in every pass, and compute their gradients on a second stream, beside
+    the rest of the backward pass. `settle` must come before gradients are read, `refresh` after
+    weights were changed.
+    """
+
+    def __init__(self, *parts: nn.Module, own: bool) -> None:
+        super().__init__()
+        compiled: list[Any] = [torch.compile(part, dynamic=False) for part in parts]
+        self.parts = nn.Sequential(*compiled)
+        self.train(parts[0].training)
+        self._weights: list[Tensor] = [p for p in self.parameters() if p.requires_grad]
+        self._narrow: dict[str, Tensor] = {}  # cast weights by name, and the weights themselves
+        self._wide: list[Tensor] = []
+        self._side: torch.cuda.Stream | None = None
+        if own:
+            self._side = torch.cuda.Stream(self._weights[0].device)
+            wide = dict(self.parts.named_parameters())
+            self._narrow = {
+                name: wide[name].detach().bfloat16().requires_grad_()
+                for name in _cast_by_autocast(self.parts)
+                if wide[name].requires_grad
+            }
+            self._wide = [wide[name] for name in self._narrow]
+        pairs = zip(self._wide, self._narrow.values(), strict=True)
+        cast = {id(wide): narrow for wide, narrow in pairs}
+        self._leaves: list[Tensor] = [cast.get(id(w), w) for w in self._weights]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of x."""
+        if not self._narrow:
+            out: Tensor = self.parts(x)
+            return out
+        narrow: dict[str, Tensor] = self._narrow
+        if not next(self.parts.parameters()).requires_grad:  # frozen: no weight gradients
+            narrow = {name: w.detach() for name, w in narrow.items()}
+        out = functional_call(self.parts, narrow, (x,))
+        return out
+
+    def refresh(self) -> None:
+        """Cast the weights anew."""
+        if self._narrow:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._narrow.values()), self._wide)
+
+    def differentiate(self, loss: Tensor, x: Tensor | None) -> None:
+        """As loss.backward(), all additions to .grad at once."""
+        self.settle()
+        leaves = [*self._leaves, *([] if x is None else [x])]
+        with _overlapped(self._side):
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True)
+        if x is not None:
+            x.grad = grads[-1]
+        found = [(w, g) for w, g in zip(self._weights, grads, strict=False) if g is not None]
+        if self._side is None:
+            _accumulate(found)
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            _accumulate(found)
+        _in_use.append(grads)
+
+    def settle(self) -> None:
+        """Wait for the weight gradients."""
+        if self._side is not None and _in_use:
+            torch.cuda.current_stream().wait_stream(self._side)
+            _in_use.clear()
+
+
+def _cast_by_autocast(module: nn.Module) -> list[str]:
+    """Names of the weights that every pass under autocast would cast."""
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)
+    found = [n for n, m in module.named_modules() if isinstance(m, kinds)]
+    names = dict(module.named_parameters())
+    return [f"{n}.{kind}" for n in found for kind in ("weight", "bias") if f"{n}.{kind}" in names]
+
+
+def _accumulate(found: list[tuple[Tensor, Tensor]]) -> None:
+    """Add gradients of any precision to .grad."""
+    first = [(p, g) for p, g in found if p.grad is None]
+    again = [(p.grad, g) for p, g in found if p.grad is not None]
+    for p, _ in first:
+        p.grad = torch.empty_like(p)  # laid out as the optimizer wants it
+    copy, add = _compiled_sums()
+    if first:
+        copy([p.grad for p, _ in first], [g for _, g in first])
+    if again:
+        add([total for total, _ in again], [g for _, g in again])
+
+
+@cache
+def _compiled_sums() -> tuple[Callable[..., None], Callable[..., None]]:
+    """Copies and sums of many tensors in few kernels."""
+
+    def copy(totals: list[Tensor], grads: list[Tensor]) -> None:
+        torch._foreach_copy_(totals, grads)
+
+    def add(totals: list[Tensor], grads: list[Tensor]) -> None:
+        torch._foreach_add_(totals, [g.to(t.dtype) for t, g in zip(totals, grads, strict=True)])
+
+    return torch.compile(copy, dynamic=False), torch.compile(add, dynamic=False)
+
+
+# ---------------------------------------------------------------- weight gradients on the side
+
+_in_use: list[Any] = []  # what the second stream reads: must not be freed before `settle`
+_stream: list[torch.cuda.Stream | None] = [None]
+
+
+class _overlapped:  # noqa: N801
+    """Weight gradients found in the block are computed on `side`."""
+
+    def __init__(self, side: torch.cuda.Stream | None) -> None:
+        self.side = side
+
+    def __enter__(self) -> None:
+        _stream[0] = self.side
+
+    def __exit__(self, *_: object) -> None:
+        _stream[0] = None
+
+
+@cache
+def _weight_gradient() -> Any:  # noqa: ANN401
+    """The operator that the compiled backward pass calls."""
+
+    @torch.library.custom_op("yopo::weight_gradient", mutates_args=())
+    def weight_gradient(
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        groups: int,
+    ) -> Tensor:
+        side = _stream[0]
+        work = (grad, x, weight, None, stride, padding, dilation, False, [0, 0], groups)
+        if side is None:
+            return _like(_aten.convolution_backward(*work, [False, True, False])[1], weight)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            found = _like(_aten.convolution_backward(*work, [False, True, False])[1], weight)
+        _in_use.append((grad, x))
+        return found
+
+    weight_gradient.register_fake(lambda _grad, _x, weight, *_: torch.empty_like(weight))
+    return torch.ops.yopo.weight_gradient.default
+
+
+def _like(found: Tensor, weight: Tensor) -> Tensor:
+    """The same values in the weight's own layout, as the compiler was promised."""
+    if found.stride() == weight.stride():
+        return found
+    return torch.empty_like(weight).copy_(found)
+
+
+def split_backward(graph: torch.fx.Graph) -> None:
+    """Let convolutions' weight gradients be computed apart from their input gradients."""
+    for node in list(graph.nodes):
+        if node.target is not _aten.convolution_backward.default:
+            continue
+        args, parts = node.args, {user.args[1]: user for user in node.users}
+        outputs = list(parts[1].users) if 1 in parts else []
+        if args[7] or args[10] != [True, True, False] or 0 not in parts:
+            continue
+        if not outputs or any(user.op != "output" for user in outputs):
+            continue  # something on the first stream would read it
+        with graph.inserting_before(node):
+            weight = graph.call_function(
+                _weight_gradient(), (*args[:3], args[4], args[5], args[6], args[9])
+            )
+            pair = graph.call_function(node.target, (*args[:10], [True, False, False]))
+            grad = graph.call_function(operator.getitem, (pair, 0))
+        weight.meta, grad.meta = dict(parts[1].meta), dict(parts[0].meta)
+        pair.meta = dict(node.meta) | {"val": (node.meta["val"][0], None, None)}
+        parts[1].replace_all_uses_with(weight)
+        parts[0].replace_all_uses_with(grad)
+        for user in parts.values():
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def inductor_options(own: bool) -> dict[str, Any]:
+    """Settings of the compiler under which the networks are compiled."""
+    options: dict[str, Any] = {"combo_kernels": True}
+    if own:
+        from torch._inductor.custom_graph_pass import CustomGraphPass
+
+        class Pass(CustomGraphPass):
+            def __call__(self, graph: torch.fx.Graph) -> None:
+                split_backward(graph)
+
+            def uuid(self) -> bytes:
+                return b"yopo split_backward 1"
+
+        options |= {
+            "post_grad_custom_post_pass": Pass(),
+            # The second stream still reads buffers that the first has no more use for.
+            "allow_buffer_reuse": False,
+            "inplace_buffers": False,
+        }
+    return options
+
+
+# ---------------------------------------------------------------- f0 as a function of its own
+
+
+class CompiledSplit(Split):
+    """The n inner steps as one compiled function, where f0 is a module of its own."""
+
+    def __init__(
+        self, model: nn.Module, f0: nn.Module, *, known: Cut, ascend: Callable[..., Tensor]
+    ) -> None:
+        super().__init__(model, known=known)
+        self._module, self._ascend = f0, ascend
+
+    def propagate(self, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:
+        """One full propagation that also leaves the inner loop."""
+        at = super().propagate(x, objective, weights=weights)
+
+        def climb(threat: Threat, x: Tensor, eta: Tensor, n: int) -> Tensor:
+            with torch.no_grad():
+                return _climb()(self._module, self._ascend, threat, at.p, x, eta, at.grad, n)
+
+        return replace(at, climb=climb)
+
+
+@cache
+def _climb() -> Callable[..., Tensor]:
+    """As `hamiltonian.ascend`."""
+
+    def climb(
+        f0: nn.Module,
+        ascend: Callable[..., Tensor],
+        threat: Threat,
+        p: Tensor,
+        x: Tensor,
+        eta: Tensor,
+        grad: Tensor,
+        n: int,
+    ) -> Tensor:
+        for s in range(n):
+            if s > 0:
+                pulled: Any = torch.func.vjp(f0, x + eta)[1](p)
+                grad = pulled[0]
+            eta = ascend(threat, eta, grad, x)
+        return eta
+
+    compiled: Any = torch.compile(climb, dynamic=False)
+    return compiled  # type: ignore[no-any-return]

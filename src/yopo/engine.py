@@ -1,0 +1,324 @@
+"""The fast path: a method's whole optimizer step, compiled and captured in one CUDA graph.
+
+The methods stay as they are. The engine runs their own code on a compiled network, with radius and
+learning rate as tensors, and replays what that did on the device: noise, propagations, inner
+updates, weight update and averaging. What cannot be compiled or captured runs plainly, and a line
+says why.
+"""
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from yopo.compiled import Compiled, CompiledSplit, inductor_options
+from yopo.ema import EMA
+from yopo.frozen import eval_mode, forked_rng
+from yopo.methods.base import AdversarialMethod, Method, Step
+from yopo.methods.free import Free
+from yopo.methods.pmp import PMP
+from yopo.methods.trades_yopo import TRADESYOPO
+from yopo.methods.yopo import YOPO
+from yopo.split import Cut, Split
+from yopo.threat import L2, Linf
+
+WARM_UP = 3  # steps before the capture, as torch asks for
+
+
+class Engine:
+    """`engine.step(x, y)` is `method.backward(x, y)`, `optimizer.step()`, `zero_grad()`, and EMA.
+
+    Every batch should have the shape of the first; others run plainly. Only the first batch is
+    checked, so that no step waits for the device. The next step overwrites the tensors in the
+    answer. Schedulers work as usual. say: gets the line that says what could not be made fast.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        optimizer: Optimizer,
+        *,
+        ema: EMA | None = None,
+        precision: Literal["float32", "bf16"] = "float32",
+        compile: bool = True,
+        capture: bool = True,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.method, self.optimizer, self.ema, self.say = method, optimizer, ema, say
+        self.precision, self.compile = precision, compile
+        self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
+        self.device = self.parameters[0].device
+        self.capture = capture and self.device.type == "cuda"
+        self.warmup_seconds = 0.0
+        self._plain = self._fast = method
+        self._shape: torch.Size | None = None  # of the batches that the fast path takes
+        self._graph: torch.cuda.CUDAGraph | None = None
+        # Numbers that change from step to step, where the device reads them.
+        self._rates = [torch.tensor(float(g["lr"]), device=self.device) for g in self._groups]
+        self._ema_weight = torch.ones((), device=self.device)
+        self._average: Callable[[Tensor], None] | None = ema.move if ema else None
+        self._full: Linf | L2 | None = None  # the threat, and the one with tensors
+        self._threat: Any = None
+        self._eta: Tensor | None = None  # Free's, carried over
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    @property
+    def captured(self) -> bool:
+        """Whether steps are replays of one CUDA graph."""
+        return self._graph is not None
+
+    # ------------------------------------------------------------ stepping
+
+    def step(self, x: Tensor, y: Tensor, *, part: float = 1.0, updates: int = 0) -> Step:
+        """One optimizer step on images x (B, ...) in [0, 1] with targets y.
+
+        part: of the threat's radius and step, while it grows. updates: steps made before, for EMA.
+        """
+        if self._shape is None:
+            self.prepare(x, y)
+        self._set_numbers(part, updates)
+        if x.shape != self._shape:
+            return self._work(self._plain, x, y)
+        if self._graph is None:
+            return self._work(self._fast, x, y)
+        self._x.copy_(x, non_blocking=True)
+        self._y.copy_(y, non_blocking=True)
+        self._graph.replay()
+        return self._out
+
+    def _set_numbers(self, part: float, updates: int) -> None:
+        if self._full is not None:
+            self._threat.eps.fill_(part * self._full.eps)
+            self._threat.step.fill_(part * self._full.step)
+        if self.ema:
+            self._ema_weight.fill_(self.ema.weight(updates))
+        for group, rate in zip(self._groups, self._rates, strict=True):
+            if group["lr"] is not rate:  # set anew since the last step
+                rate.fill_(group["lr"])
+                group["lr"] = rate
+
+    def _work(self, method: Method, x: Tensor, y: Tensor) -> Step:
+        if isinstance(method.model, Compiled):
+            method.model.refresh()
+        bf16 = self.precision == "bf16"
+        # No cache: casts kept across a capture would be those of old weights.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+            out = method._run(x, y, None)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self._average:
+            self._average(self._ema_weight)
+        if isinstance(method, Free):
+            self._carry(method)
+        return out
+
+    def _carry(self, method: Free) -> None:
+        """Put Free's perturbation where the next replay will read it."""
+        assert method.eta is not None
+        if self._eta is None or self._eta.shape != method.eta.shape:
+            self._eta = torch.zeros_like(method.eta)
+        self._eta.copy_(method.eta)
+        for each in (self.method, self._plain, self._fast):
+            assert isinstance(each, Free)
+            each.eta = self._eta
+
+    # ------------------------------------------------------------ getting ready
+
+    def prepare(self, x: Tensor, y: Tensor) -> None:
+        """Check the batch, compile and capture. Nothing is trained."""
+        began = time.perf_counter()
+        self.method.prepare(x, y)
+        self._shape = x.shape
+        self._eta = self.method.eta if isinstance(self.method, Free) else None
+        threat: Any = getattr(self.method, "threat", None)
+        if type(threat) in (Linf, L2):
+            self._full, self._threat = threat, _on_device(threat, self.device, self.compile)
+        if isinstance(self.optimizer, SGD) and self.device.type == "cuda":
+            for group in self._groups:
+                group["fused"], group["foreach"] = True, False  # takes the rate as a tensor
+        self._plain = self._fast = self._variant(self.method.model)
+        if self.compile:
+            self._try_to_compile(x, y)
+        if self.capture:
+            self._try_to_capture(x, y)
+            torch.cuda.synchronize(self.device)
+        self.warmup_seconds += time.perf_counter() - began
+
+    def _try_to_compile(self, x: Tensor, y: Tensor) -> None:
+        # The weights' casts and gradients are the engine's business only where it pays.
+        own = self.precision == "bf16" and self.device.type == "cuda"
+        try:
+            # Each method and network of this process counts towards one limit.
+            with (
+                torch._dynamo.config.patch(recompile_limit=256),
+                torch._inductor.config.patch(inductor_options(own)),
+            ):
+                if self.ema:
+                    self._average = torch.compile(self.ema.move, dynamic=False)
+                self._fast = self._compiled(x, own)
+                self._rehearse(x, y)
+        except Exception as error:
+            self._fast, self._average = self._plain, self.ema.move if self.ema else None
+            self.say(f"not compiled: {_first_line(error)}")
+
+    def _try_to_capture(self, x: Tensor, y: Tensor) -> None:
+        generator = torch.cuda.default_generators[self.device.index or 0]
+        before = generator.clone_state()
+        try:
+            with torch.cuda.stream(torch.cuda.current_stream(self.device)):
+                self._record(x, y)
+        except Exception as error:
+            self._graph = None
+            generator.graphsafe_set_state(before)  # the other still waits for its capture
+            self.say(f"not captured as one CUDA graph: {_first_line(error)}")
+
+    def _compiled(self, x: Tensor, own: bool) -> Method:
+        """The method on the compiled network; where f0 is a function of its own, on two parts."""
+        model, method = self.method.model, self.method
+        if isinstance(method, PMP):
+            raise ValueError("PMP runs the network layer by layer, not as a whole")
+        if not isinstance(method, YOPO | TRADESYOPO):
+            return self._variant(Compiled(model, own=own))
+        eval_attack = isinstance(method, TRADESYOPO) and method.attack_mode == "eval"
+        with eval_mode(model, eval_attack):
+            cut = method.split.cut(x)
+        if cut.affine:
+            return self._variant(Compiled(model, own=own), cut)
+        parts = cut_in_two(model, cut.name)
+        if parts is None:
+            raise ValueError(
+                f"f0 ends at {cut.name!r} inside a network that is no plain sequence of modules"
+            )
+        network = Compiled(*parts, own=own)
+        cut = replace(cut, name="0", module=network.parts[0])
+        fast = self._variant(network, cut)
+        if isinstance(fast, YOPO | TRADESYOPO) and not cut.random and not _has_statistics(parts[0]):
+            # The plain ascent: the compiler takes it into the function it makes.
+            ascend = type(method.threat).ascend
+            fast.split = CompiledSplit(network, parts[0], known=cut, ascend=ascend)
+        return fast
+
+    def _variant(self, model: nn.Module, cut: Cut | None = None) -> Method:
+        """The method on another form of the network, with the threat's numbers on the device."""
+        method = copy.copy(self.method)
+        method.model = model
+        if isinstance(method, AdversarialMethod) and self._threat is not None:
+            method.threat = self._threat
+        if isinstance(method, YOPO | TRADESYOPO) and cut is not None:
+            method.split = Split(model, known=cut)
+        if isinstance(model, Compiled):
+            method.loss = torch.compile(method.loss, dynamic=False)
+            # Free steps inside a batch, so this belongs to the optimizer. Before other hooks:
+            # one of them may clip gradients.
+            settle = self.optimizer.register_step_pre_hook(lambda *_: model.settle())
+            hooks: Any = self.optimizer._optimizer_step_pre_hooks
+            hooks.move_to_end(settle.id, last=False)
+            self.optimizer.register_step_post_hook(lambda *_: model.refresh())
+        return method
+
+    def _rehearse(self, x: Tensor, y: Tensor) -> Tensor:
+        """One step that leaves no trace; its loss."""
+        with self._no_trace(x):
+            self._set_numbers(1.0, 0)
+            return self._work(self._fast, x, y).loss.clone()
+
+    def _record(self, x: Tensor, y: Tensor) -> None:
+        """Capture one step, and see that its replay does what the step does."""
+        self._x, self._y = x.clone(), y.clone()
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                expected = self._rehearse(self._x, self._y)
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with self._no_trace(x), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self._out = self._work(self._fast, self._x, self._y)
+        with self._no_trace(x):
+            graph.replay()
+            loss = self._out.loss.clone()
+        if not torch.allclose(loss, expected, rtol=1e-2, atol=1e-3, equal_nan=True):
+            raise RuntimeError(
+                f"its replay has loss {float(loss):.4g} where the step has {float(expected):.4g}"
+            )
+        self._graph = graph
+
+    @contextmanager
+    def _no_trace(self, x: Tensor) -> Iterator[None]:
+        """Put weights, statistics, momentum, averages and random numbers back after the block."""
+        modules = [self.method.model, *([self.ema.model] if self.ema else [])]
+        kept = [t for m in modules for t in (*m.parameters(), *m.buffers())]
+        kept += self._state()
+        saved = [t.detach().clone() for t in kept]
+        try:
+            with forked_rng(x):
+                yield
+        finally:
+            known = {id(t) for t in kept}
+            with torch.no_grad():
+                for tensor, value in zip(kept, saved, strict=True):
+                    tensor.copy_(value)
+                for tensor in self._state():  # what the block made: momentum begins at zero
+                    if id(tensor) not in known:
+                        tensor.zero_()
+            self.optimizer.zero_grad()
+
+    def _state(self) -> list[Tensor]:
+        """Tensors that the optimizer and Free carry from step to step."""
+        states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
+        tensors = [t for state in states for t in state.values() if isinstance(t, Tensor)]
+        return tensors + ([] if self._eta is None else [self._eta])
+
+
+def cut_in_two(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module] | None:
+    """(f0, g) if the model is a sequence of modules, perhaps nested, and f0 ends after `name`."""
+    flat = list(_flat(model, ""))
+    inside = [i for i, (path, _) in enumerate(flat) if f"{path}.".startswith(f"{name}.")]
+    if not inside:
+        return None
+    modules = [module for _, module in flat]
+    return nn.Sequential(*modules[: inside[-1] + 1]), nn.Sequential(*modules[inside[-1] + 1 :])
+
+
+def _flat(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that run one after the other, with their names."""
+    plain = type(model).forward is nn.Sequential.forward
+    if not plain or model._forward_hooks or model._forward_pre_hooks:
+        yield path, model
+        return
+    for name, module in model.named_children():
+        yield from _flat(module, f"{path}.{name}" if path else name)
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    return any(getattr(m, "track_running_stats", False) for m in module.modules())
+
+
+def _on_device(threat: Linf | L2, device: torch.device, compiled: bool) -> Linf | L2:
+    """The threat with radius and step as tensors; its ascent is one kernel where compiled."""
+    kind: Any = type(threat)
+    kind = _compiled_kind(kind) if compiled else kind
+    eps, step = (torch.tensor(v, device=device) for v in (threat.eps, threat.step))
+    made: Linf | L2 = kind(eps, step)
+    return made
+
+
+@cache
+def _compiled_kind(kind: Any) -> Any:  # noqa: ANN401
+    ascend = torch.compile(kind.ascend, dynamic=False)
+    return type(f"Compiled{kind.__name__}", (kind,), {"__slots__": (), "ascend": ascend})
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

@@ -1,0 +1,96 @@
+"""The paper's loops written plainly, as the released code runs them, for `yopo bench`.
+
+Eager, float32 (TF32 convolutions where the device has them), NCHW, n real passes through the first
+layer for each propagation, starts drawn on the host. For timing only.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from yopo.models.resnet import PreActResNet
+
+Loop = Callable[[Tensor, Tensor], None]
+
+
+def literal(
+    spec: str,
+    model: nn.Module,
+    optimizer: Optimizer,
+    eps: float,
+    step: float,
+    first_layer: str | None = None,
+) -> Loop | None:
+    """One training step of the method that `spec` names, or None if it has no literal form here."""
+    name, *numbers = spec.removesuffix("-before").split("-")
+    counts = [int(n) for n in numbers if n.isdigit()]
+
+    def start(x: Tensor) -> Tensor:
+        return torch.empty(x.shape).uniform_(-eps, eps).to(x.device)
+
+    def move(x: Tensor, eta: Tensor, grad: Tensor, size: float) -> Tensor:
+        eta = (eta + size * grad.sign()).clamp(-eps, eps)
+        return (x + eta).clamp(0, 1) - x
+
+    def natural(x: Tensor, y: Tensor) -> None:
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def pgd(x: Tensor, y: Tensor) -> None:
+        model.eval()
+        eta = start(x)
+        for _ in range(counts[0]):
+            eta.requires_grad_()
+            loss = F.cross_entropy(model(x + eta), y)
+            (grad,) = torch.autograd.grad(loss, eta)
+            eta = move(x, eta.detach(), grad, step)
+        model.train()
+        optimizer.zero_grad()
+        natural(x + eta, y)
+
+    def free(x: Tensor, y: Tensor) -> None:
+        eta = torch.zeros_like(x)
+        for _ in range(counts[0]):
+            eta.requires_grad_()
+            F.cross_entropy(model(x + eta), y).backward()
+            assert eta.grad is not None
+            eta = move(x, eta.detach(), eta.grad, eps)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def yopo(x: Tensor, y: Tensor) -> None:
+        f0, g = _parts(model, first_layer)
+        m, n = counts
+        eta = start(x)
+        for _ in range(m):
+            h = f0(x + eta)
+            h.retain_grad()
+            F.cross_entropy(g(h), y).backward()
+            assert h.grad is not None
+            p = h.grad
+            for _ in range(n):
+                eta.requires_grad_()
+                (grad,) = torch.autograd.grad((p * f0(x + eta)).sum(), eta)
+                eta = move(x, eta.detach(), grad, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    loops = {"natural": natural, "pgd": pgd, "free": free, "yopo": yopo}
+    wanted = {"natural": 0, "pgd": 1, "free": 1, "yopo": 2}
+    return loops[name] if name in loops and len(counts) == wanted[name] else None
+
+
+def _parts(
+    model: nn.Module, first_layer: str | None
+) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """f0 and g, cut by hand."""
+    if isinstance(model, PreActResNet):
+        return model.conv1, model.rest
+    assert isinstance(model, nn.Sequential)
+    names, modules = zip(*model.named_children(), strict=True)
+    end = 1 + names.index(first_layer or names[0])
+    return nn.Sequential(*modules[:end]), nn.Sequential(*modules[end:])

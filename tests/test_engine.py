@@ -1,0 +1,379 @@
+"""The fast path is the plain one: same weights, averages, statistics and random numbers."""
+
+import copy
+from collections.abc import Callable
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.conftest import Batch, assert_same, bn_convnet, convnet
+from yopo import (
+    EMA,
+    L2,
+    NFGSM,
+    PGD,
+    PMP,
+    TRADES,
+    TRADESYOPO,
+    YOPO,
+    Engine,
+    Fast,
+    Free,
+    Linf,
+    Method,
+    Natural,
+    Threat,
+)
+from yopo.engine import cut_in_two
+from yopo.models import SmallCNN, preactresnet18, wideresnet
+from yopo.models.stem import Stem
+
+# Of torch's own making, when it compiles.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:TensorFloat32", "ignore:The .grad attribute of a Tensor"
+)
+
+THREAT = Linf(8 / 255)
+Build = Callable[[nn.Module, torch.optim.Optimizer, Threat], Method]
+METHODS: dict[str, Build] = {
+    "natural": lambda net, _, __: Natural(net),
+    "pgd": lambda net, _, threat: PGD(net, threat, steps=3),
+    "free": lambda net, opt, threat: Free(net, threat, m=3, optimizer=opt),
+    "fast": lambda net, _, threat: Fast(net, threat),
+    "nfgsm": lambda net, _, threat: NFGSM(net, threat),  # type: ignore[arg-type]
+    "trades": lambda net, _, threat: TRADES(net, threat, steps=3),
+    "yopo after": lambda net, _, threat: YOPO(net, threat, m=3, n=2),
+    "yopo before": lambda net, _, threat: YOPO(net, threat, m=3, n=2, grad_at="before"),
+    "trades-yopo": lambda net, _, threat: TRADESYOPO(net, threat, m=2, n=2),
+}
+DEEP: dict[str, Build] = {
+    "yopo deep": lambda net, _, threat: YOPO(net, threat, m=2, n=3, first_layer="relu1"),
+    "trades-yopo deep": lambda net, _, t: TRADESYOPO(net, t, m=2, n=3, first_layer="relu1"),
+}
+every_method = pytest.mark.parametrize("build", METHODS.values(), ids=METHODS.keys())
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def sgd(net: nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
+
+
+def plainly(net: nn.Module, build: Build, batches: list[Batch], threat: Threat) -> EMA:
+    """The loop that the engine stands for."""
+    optimizer, ema = sgd(net), EMA(net, 0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    method = build(net, optimizer, threat)
+    for i, (x, y) in enumerate(batches):
+        method.backward(x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+        ema.update(i)
+        schedule.step()
+    return ema
+
+
+def with_engine(
+    net: nn.Module,
+    build: Build,
+    batches: list[Batch],
+    threat: Threat,
+    *,
+    precision: Literal["float32", "bf16"] = "float32",
+    compile: bool = True,
+    capture: bool = True,
+) -> tuple[Engine, EMA, list[float]]:
+    said: list[str] = []
+    optimizer, ema = sgd(net), EMA(net, 0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    method = build(net, optimizer, threat)
+    engine = Engine(
+        method,
+        optimizer,
+        ema=ema,
+        precision=precision,
+        compile=compile,
+        capture=capture,
+        say=said.append,
+    )
+    losses = []
+    for i, (x, y) in enumerate(batches):
+        losses.append(float(engine.step(x, y, updates=i).loss))
+        schedule.step()
+    assert said == []
+    return engine, ema, losses
+
+
+def compare(
+    net: nn.Module,
+    build: Build,
+    batches: list[Batch],
+    threat: Threat,
+    tol: float,
+    compile: bool = True,
+) -> Engine:
+    twin = copy.deepcopy(net)
+    torch.manual_seed(1)
+    expected = plainly(net, build, batches, threat)
+    torch.manual_seed(1)
+    engine, ema, _ = with_engine(twin, build, batches, threat, compile=compile)
+    assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=tol)
+    assert_same(dict(ema.model.state_dict()), dict(expected.model.state_dict()), tol=tol)
+    return engine
+
+
+def several(batch: Batch, count: int) -> list[Batch]:
+    x, y = batch
+    return [(x.roll(i, 3), y) for i in range(count)]
+
+
+@every_method
+def test_off_it_is_the_plain_loop(build: Build, batch: Batch) -> None:
+    compare(bn_convnet(), build, several(batch, 4), THREAT, 1e-12, compile=False)
+
+
+@pytest.mark.parametrize("name", ["free", "yopo before", "trades-yopo"])
+def test_compiled_without_a_graph(name: str, batch: Batch) -> None:
+    threat = L2(0.5) if name == "yopo before" else THREAT
+    compare(bn_convnet(), METHODS[name], several(batch, 4), threat, 1e-9, compile=True)
+
+
+def test_compiled_with_an_inner_loop_of_its_own(batch: Batch) -> None:
+    def build(net: nn.Module, _: object, threat: Threat) -> Method:
+        return YOPO(net, threat, m=2, n=3, first_layer="1")
+
+    compare(convnet(), build, several(batch, 3), THREAT, 1e-9, compile=True)
+
+
+def test_other_shapes_run_plainly(batch: Batch) -> None:
+    x, y = batch
+    batches = [(x, y), (x[:4], y[:4]), (x, y)]
+    compare(convnet(), METHODS["yopo after"], batches, THREAT, 1e-9, compile=True)
+
+
+def test_a_growing_threat_stays_inside(batch: Batch) -> None:
+    x, y = batch
+    net = convnet()
+    optimizer = sgd(net)
+    engine = Engine(PGD(net, THREAT, steps=4), optimizer, compile=False)
+    for part in (0.25, 0.5, 1.0):
+        eta = engine.step(x, y, part=part).eta
+        assert 0.9 * part * THREAT.eps < eta.abs().max() <= part * THREAT.eps * (1 + 1e-9)
+
+
+def test_preparing_trains_nothing(batch: Batch) -> None:
+    net = bn_convnet()
+    optimizer = sgd(net)
+    ema = EMA(net, 0.9)
+    before = copy.deepcopy([net.state_dict(), ema.model.state_dict()])
+    state = torch.get_rng_state()
+    method = Free(net, THREAT, m=2, optimizer=optimizer)
+    Engine(method, optimizer, ema=ema, compile=True).prepare(*batch)
+    for found, expected in zip([net.state_dict(), ema.model.state_dict()], before, strict=True):
+        assert_same(dict(found), dict(expected), tol=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None for p in net.parameters())
+    for momentum in optimizer.state.values():
+        assert momentum["momentum_buffer"].abs().max() == 0
+
+
+def test_what_cannot_be_compiled_runs_plainly_and_says_so(batch: Batch) -> None:
+    said: list[str] = []
+    net = preactresnet18(4, width=4, blocks=(1, 1))
+    method = YOPO(net, THREAT, m=2, n=2, first_layer="layer1")
+    twin = copy.deepcopy(net)
+    engine = Engine(method, sgd(net), say=said.append)
+    torch.manual_seed(1)
+    engine.step(*batch)
+    assert len(said) == 1
+    assert "not compiled: " in said[0]
+    assert "'layer1'" in said[0]
+    torch.manual_seed(1)
+    optimizer = sgd(twin)
+    YOPO(twin, THREAT, m=2, n=2, first_layer="layer1").backward(*batch)
+    optimizer.step()
+    assert_same(dict(net.state_dict()), dict(twin.state_dict()), tol=1e-12)
+
+
+def test_bad_input_is_refused_at_the_first_batch(batch: Batch) -> None:
+    net = convnet()
+    with pytest.raises(ValueError, match="put the normalisation inside"):
+        Engine(PGD(net, THREAT), sgd(net)).step(batch[0] * 3, batch[1])
+
+
+def test_f0_and_g_of_a_sequence() -> None:
+    net = nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(192, 8)), nn.ReLU(), nn.Linear(8, 4))
+    x = torch.rand(2, 3, 8, 8)
+    for name, length in (("0", 2), ("0.0", 1), ("1", 3)):
+        parts = cut_in_two(net, name)
+        assert parts is not None
+        f0, g = parts
+        assert len(list(f0.children())) == length
+        torch.testing.assert_close(g(f0(x)), net(x))
+    assert cut_in_two(preactresnet18(width=4), "layer1") is None
+
+
+@pytest.mark.parametrize(("channels", "padding"), [(1, 0), (3, 1)])
+def test_the_stem_as_a_product_is_the_convolution(channels: int, padding: int) -> None:
+    stem = Stem(channels, 6, padding=padding)
+    x = torch.rand(2, channels, 9, 7, requires_grad=True)
+    expected, found = stem(x), stem._as_product(x)
+    torch.testing.assert_close(found, expected)
+    p = torch.randn_like(expected)
+    assert stem.bias is not None
+    inputs = [x, stem.weight, stem.bias]
+    torch.testing.assert_close(
+        torch.autograd.grad(found, inputs, p), torch.autograd.grad(expected, inputs, p)
+    )
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.fixture
+def exact() -> None:
+    """float32 without TF32, as the comparison needs."""
+    torch.set_default_dtype(torch.float32)
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def images(channels: int, side: int, count: int, size: int = 32) -> list[Batch]:
+    g = torch.Generator().manual_seed(5)
+    return [
+        (
+            torch.rand(size, channels, side, side, generator=g).cuda(),
+            torch.randint(10, (size,), generator=g).cuda(),
+        )
+        for _ in range(count)
+    ]
+
+
+def small() -> SmallCNN:
+    return SmallCNN(width=8, hidden=32, dropout=0.0).cuda()
+
+
+def resnet() -> nn.Module:
+    return preactresnet18(width=16).cuda()
+
+
+def wide() -> nn.Module:
+    return wideresnet(depth=10, width=2).cuda()
+
+
+class Own(nn.Module):
+    """Somebody's network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 16, 8, stride=8)
+        self.mix = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.mix(self.embed(x).flatten(2).transpose(1, 2)).mean(1))
+        return out
+
+
+def own() -> nn.Module:
+    return Own().cuda()
+
+
+@pytest.mark.parametrize("name", [*METHODS, *DEEP])
+@pytest.mark.parametrize("network", ["small", "resnet", "wide", "own"])
+@pytest.mark.usefixtures("exact")
+class TestOnAGPU:
+    pytestmark = gpu
+
+    def test_twenty_captured_steps_are_the_plain_ones(self, network: str, name: str) -> None:
+        if network != "small" and (name in DEEP or (network != "resnet" and name == "natural")):
+            pytest.skip("the split is SmallCNN's own")
+        nets = {"small": small, "resnet": resnet, "wide": wide, "own": own}
+        batches = images(1, 28, 20) if network == "small" else images(3, 32, 20)
+        engine = compare(nets[network](), (METHODS | DEEP)[name], batches, THREAT, 1e-5)
+        assert engine.captured
+
+
+class TestMoreOnAGPU:
+    pytestmark = gpu
+
+    def test_random_numbers_differ_at_every_replay(self) -> None:
+        net = small().double()
+        engine = Engine(YOPO(net, THREAT, m=1, n=0), sgd(net), compile=False)
+        x = torch.full((8, 1, 28, 28), 0.5, device="cuda")
+        y = torch.zeros(8, dtype=torch.long, device="cuda")
+        starts = [engine.step(x, y).eta.clone() for _ in range(3)]
+        assert engine.captured
+        assert (starts[0] - starts[1]).abs().max() > 0.01
+        assert (starts[1] - starts[2]).abs().max() > 0.01
+        torch.manual_seed(3)
+        one = engine.step(x, y).eta.clone()
+        torch.manual_seed(3)
+        assert torch.equal(engine.step(x, y).eta, one)
+
+    def test_what_cannot_be_captured_says_so_and_goes_on(self) -> None:
+        class Peeks(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = small()
+
+            def forward(self, x: Tensor) -> Tensor:
+                out: Tensor = self.net(x)
+                return out * 2 if out.sum().item() > 1e9 else out
+
+        torch.set_default_dtype(torch.float32)
+        said: list[str] = []
+        net = Peeks().cuda().float()
+        engine = Engine(PGD(net, THREAT, steps=2), sgd(net), say=said.append)
+        for x, y in images(1, 28, 3):
+            assert engine.step(x.float(), y).loss.isfinite()
+        assert not engine.captured
+        assert any("not captured as one CUDA graph" in line for line in said)
+        assert torch.rand(2, device="cuda").isfinite().all()  # the random stream works
+
+    @pytest.mark.parametrize("name", ["yopo before", "free", "pgd"])
+    def test_bf16_losses_agree_as_far_as_seeds_do(self, name: str) -> None:
+        """Over 200 steps the fast curve is no further from the plain one than another seed's."""
+        torch.set_default_dtype(torch.float32)
+        batches = images(3, 32, 8, size=128) * 25
+
+        def curve(seed: int, fast: bool) -> Tensor:
+            torch.manual_seed(0)
+            net = resnet().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            torch.manual_seed(seed)
+            losses = with_engine(
+                net,
+                METHODS[name],
+                batches,
+                Linf(2 / 255),
+                precision="bf16",
+                compile=fast,
+                capture=fast,
+            )[2]
+            return torch.tensor(losses).unfold(0, 20, 10).mean(1)
+
+        plain, other, fast = curve(1, False), curve(2, False), curve(1, True)
+        assert fast[-1] < 0.9 * fast[0]
+        assert (fast - plain).abs().mean() <= 2 * (other - plain).abs().mean() + 0.01
+
+
+def test_pmp_runs_plainly_and_says_why(batch: Batch) -> None:
+    """Layer by layer there is no whole network to compile; the steps are the plain loop's."""
+    net = bn_convnet()
+    twin, batches = copy.deepcopy(net), several(batch, 3)
+    torch.manual_seed(1)
+    plainly(net, lambda model, _, threat: PMP(model, threat, m=2), batches, THREAT)
+    torch.manual_seed(1)
+    said: list[str] = []
+    optimizer = sgd(twin)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    engine = Engine(PMP(twin, THREAT, m=2), optimizer, capture=False, say=said.append)
+    for i, (x, y) in enumerate(batches):
+        engine.step(x, y, updates=i)
+        schedule.step()
+    assert said == ["not compiled: ValueError: PMP runs the network layer by layer, not as a whole"]
+    assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-12)
