@@ -1,8 +1,11 @@
 """Settings from recipes, YAML and flags."""
 
 import pytest
+import torch
 import yaml
 
+from yopo import PMP
+from yopo.build import build_method
 from yopo.config import (
     Config,
     L2Config,
@@ -14,6 +17,7 @@ from yopo.config import (
     rescaled,
     validate,
 )
+from yopo.models import SmallCNN
 from yopo.recipes import RECIPES, method_tree, recipe
 from yopo.schedule import rate
 
@@ -131,6 +135,8 @@ def test_unknown_recipes_get_near_names() -> None:
         ("trades-yopo-3-4", {"name": "trades-yopo", "m": 3, "n": 4}),
         ("free-8", {"name": "free", "m": 8}),
         ("yopo", {"name": "yopo"}),
+        ("pmp", {"name": "pmp"}),
+        ("pmp-3", {"name": "pmp", "m": 3}),
     ],
 )
 def test_methods_by_their_paper_names(spec: str, tree: dict[str, object]) -> None:
@@ -141,6 +147,13 @@ def test_methods_by_their_paper_names(spec: str, tree: dict[str, object]) -> Non
 def test_bad_method_names(spec: str) -> None:
     with pytest.raises(ValueError, match="methods are written like"):
         method_tree(spec)
+
+
+def test_layers_of_pmp_are_names_with_commas() -> None:
+    flags = nested({"method.name": "pmp", "method.layers": "conv1,pool1"})
+    method = build_method(validate(flags), SmallCNN(), torch.optim.SGD([torch.zeros(1)]))
+    assert isinstance(method, PMP)
+    assert method.dynamics.names == ["conv1", "pool1"]
 
 
 def test_settings_are_listed() -> None:

@@ -14,6 +14,7 @@ from yopo import (
     L2,
     NFGSM,
     PGD,
+    PMP,
     TRADES,
     TRADESYOPO,
     YOPO,
@@ -358,3 +359,21 @@ class TestMoreOnAGPU:
         plain, other, fast = curve(1, False), curve(2, False), curve(1, True)
         assert fast[-1] < 0.9 * fast[0]
         assert (fast - plain).abs().mean() <= 2 * (other - plain).abs().mean() + 0.01
+
+
+def test_pmp_runs_plainly_and_says_why(batch: Batch) -> None:
+    """Layer by layer there is no whole network to compile; the steps are the plain loop's."""
+    net = bn_convnet()
+    twin, batches = copy.deepcopy(net), several(batch, 3)
+    torch.manual_seed(1)
+    plainly(net, lambda model, _, threat: PMP(model, threat, m=2), batches, THREAT)
+    torch.manual_seed(1)
+    said: list[str] = []
+    optimizer = sgd(twin)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    engine = Engine(PMP(twin, THREAT, m=2), optimizer, capture=False, say=said.append)
+    for i, (x, y) in enumerate(batches):
+        engine.step(x, y, updates=i)
+        schedule.step()
+    assert said == ["not compiled: ValueError: PMP runs the network layer by layer, not as a whole"]
+    assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-12)

@@ -19,11 +19,13 @@ LAYERS = [
     {"yopo"},
     {"yopo.engine", "yopo.evaluation"},
     {"yopo.compiled", "yopo.ema"},
-    {"yopo.methods", "yopo.attacks"},
+    {"yopo.methods", "yopo.attacks", "yopo.diagnose"},
     {"yopo.literal"},
     {"yopo.models", "yopo.data", "yopo.checkpoint"},
+    {"yopo.argmin", "yopo.argmax"},
+    {"yopo.pmp", "yopo.layers"},
     {"yopo.hamiltonian", "yopo.split", "yopo.propagation", "yopo.frozen", "yopo.threat"},
-    {"yopo.losses", "yopo.checks"},
+    {"yopo.losses", "yopo.checks", "yopo.lbfgs"},
 ]
 
 

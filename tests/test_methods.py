@@ -18,6 +18,7 @@ from yopo import (
     L2,
     NFGSM,
     PGD,
+    PMP,
     TRADES,
     TRADESYOPO,
     YOPO,
@@ -44,6 +45,10 @@ METHODS: dict[str, Make] = {
     "yopo after": lambda net: YOPO(net, THREAT, m=3, n=2),
     "yopo before": lambda net: YOPO(net, THREAT, m=3, n=2, grad_at="before"),
     "yopo deep": lambda net: YOPO(net, THREAT, m=3, n=2, first_layer="1"),
+    "pmp": lambda net: PMP(net, THREAT, m=3),
+    "pmp deep": lambda net: PMP(net, THREAT, m=3, adversary="gradient", n=2, layers=["1"]),
+    "pmp algorithm1": lambda net: PMP(net, THREAT, m=3, weights_at="algorithm1"),
+    "pmp argmax": lambda net: PMP(net, THREAT, m=2, weights="argmax", steps=2),
     "trades-yopo": lambda net: TRADESYOPO(net, THREAT, m=3, n=2),
     "trades-yopo deep": lambda net: TRADESYOPO(net, THREAT, m=3, n=2, first_layer="1"),
 }
@@ -287,6 +292,7 @@ class WeightGradients(TorchDispatchMode):
         ("yopo after", 4, 3),
         ("yopo before", 3, 3),
         ("trades-yopo", 5, 2),
+        ("pmp", 4, 3),
     ],
 )
 def test_attack_only_passes_compute_no_weight_gradients(
@@ -388,6 +394,7 @@ def test_losses_and_targets_of_the_users_own(make: Make, batch: Batch) -> None:
         lambda net, loss: TRADES(net, THREAT, loss=loss),
         lambda net, loss: YOPO(net, THREAT, loss=loss),
         lambda net, loss: TRADESYOPO(net, THREAT, loss=loss),
+        lambda net, loss: PMP(net, THREAT, loss=loss),
         lambda net, loss: Free(
             net, THREAT, loss=loss, optimizer=torch.optim.SGD(net.parameters(), 0.1)
         ),
@@ -408,7 +415,7 @@ def test_a_loss_of_ones_own_may_ignore_labels(batch: Batch) -> None:
     assert grads(model)
 
 
-@pytest.mark.parametrize("name", ["pgd", "free", "fast", "nfgsm", "yopo after", "trades"])
+@pytest.mark.parametrize("name", ["pgd", "free", "fast", "nfgsm", "yopo after", "trades", "pmp"])
 def test_the_threat_can_be_changed_between_batches(name: str, batch: Batch) -> None:
     """As a schedule for eps does."""
     method = METHODS[name](convnet())
@@ -468,6 +475,10 @@ def test_works_under_no_grad_and_in_bf16_autocast(make: Make, batch: Batch) -> N
         (
             lambda net: YOPO(net, THREAT, m=2, n=4, first_layer="1"),
             lambda net: YOPO(net, THREAT, m=5, n=12, first_layer="1"),
+        ),
+        (
+            lambda net: PMP(net, THREAT, m=2, adversary="gradient", n=4, layers=["1"]),
+            lambda net: PMP(net, THREAT, m=5, adversary="gradient", n=12, layers=["1"]),
         ),
     ],
 )

@@ -18,6 +18,7 @@ from yopo.methods.free import Free
 from yopo.methods.natural import Natural
 from yopo.methods.nfgsm import NFGSM
 from yopo.methods.pgd import PGD
+from yopo.methods.pmp import PMP
 from yopo.methods.trades import TRADES
 from yopo.methods.trades_yopo import TRADESYOPO
 from yopo.methods.yopo import YOPO
@@ -32,6 +33,7 @@ __all__ = [
     "L2",
     "NFGSM",
     "PGD",
+    "PMP",
     "TRADES",
     "TRADESYOPO",
     "YOPO",

@@ -23,6 +23,7 @@ from yopo.config import (
     NaturalConfig,
     NFGSMConfig,
     PGDConfig,
+    PMPConfig,
     TRADESConfig,
     TRADESYOPOConfig,
     YOPOConfig,
@@ -65,6 +66,8 @@ def build_method(config: Config, model: nn.Module, optimizer: Optimizer) -> yopo
             kind = yopo.YOPO
         case TRADESYOPOConfig() as c:
             kind = yopo.TRADESYOPO
+        case PMPConfig() as c:
+            kind = yopo.PMP
     method: yopo.Method = kind(model, threat, loss=loss, **c.model_dump(exclude={"name"}))
     return method
 

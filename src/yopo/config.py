@@ -39,6 +39,7 @@ Count = Annotated[int, Field(ge=1)]
 Epochs = Annotated[
     list[NotNegative], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
 ]
+Names = Annotated[list[str], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
 Options = Annotated[dict[str, Any], BeforeValidator(_options)]
 
 
@@ -131,6 +132,20 @@ class TRADESYOPOConfig(_Strict):
     attack_mode: Literal["eval", "train"] = "eval"
 
 
+class PMPConfig(_Strict):
+    """Algorithm 1 in general form."""
+
+    name: Literal["pmp"] = "pmp"
+    m: Count = 5
+    adversary: Literal["exact", "gradient", "lbfgs"] = "exact"
+    n: Count = Field(10, description="steps of the adversary, where it is not exact")
+    weights: Literal["gradient", "argmax"] = "gradient"
+    rho: Positive = Field(0.3, description="how near argmax stays to the present states")
+    steps: Count = Field(5, description="of L-BFGS a layer, for argmax")
+    layers: Names | None = Field(None, description="modules where f0, f1, … end; found by default")
+    weights_at: Literal["after", "before", "algorithm1"] = "after"
+
+
 MethodConfig = Annotated[
     NaturalConfig
     | PGDConfig
@@ -139,7 +154,8 @@ MethodConfig = Annotated[
     | NFGSMConfig
     | TRADESConfig
     | YOPOConfig
-    | TRADESYOPOConfig,
+    | TRADESYOPOConfig
+    | PMPConfig,
     Field(discriminator="name"),
 ]
 ThreatConfig = Annotated[LinfConfig | L2Config, Field(discriminator="name")]
@@ -203,6 +219,13 @@ class EvaluateConfig(_Strict):
     images: Count = Field(500, description="held-out images to attack")
 
 
+class DiagnoseConfig(_Strict):
+    """How well frozen co-states do while training; see docs/diagnose.md."""
+
+    every: Annotated[int, Field(ge=0)] = Field(0, description="epochs between looks; 0: never")
+    images: Annotated[int, Field(ge=2)] = Field(64, description="held-out images to look at")
+
+
 class GuardConfig(_Strict):
     """What to do when training collapses."""
 
@@ -230,6 +253,7 @@ class Config(_Strict):
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    diagnose: DiagnoseConfig = DiagnoseConfig()
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     epochs: Count = 10

@@ -23,6 +23,7 @@ from yopo.ema import EMA
 from yopo.frozen import eval_mode, forked_rng
 from yopo.methods.base import AdversarialMethod, Method, Step
 from yopo.methods.free import Free
+from yopo.methods.pmp import PMP
 from yopo.methods.trades_yopo import TRADESYOPO
 from yopo.methods.yopo import YOPO
 from yopo.split import Cut, Split
@@ -184,6 +185,8 @@ class Engine:
     def _compiled(self, x: Tensor, own: bool) -> Method:
         """The method on the compiled network; where f0 is a function of its own, on two parts."""
         model, method = self.method.model, self.method
+        if isinstance(method, PMP):
+            raise ValueError("PMP runs the network layer by layer, not as a whole")
         if not isinstance(method, YOPO | TRADESYOPO):
             return self._variant(Compiled(model, own=own))
         eval_attack = isinstance(method, TRADESYOPO) and method.attack_mode == "eval"

@@ -36,6 +36,13 @@ class Frozen:
         return result
 
 
+def untouched(model: nn.Module, work: Callable[[], T]) -> T:
+    """Do `work` with copies of the model's buffers, so that BatchNorm's statistics stay."""
+    buffers = {f"model.{name}": b.clone() for name, b in model.named_buffers()}
+    result: T = functional_call(_Around(model), buffers, (lambda _: work(),))
+    return result
+
+
 class _Around(nn.Module):
     """Holds the model so that functional_call keeps it frozen while `work` is done on it."""
 

@@ -104,6 +104,17 @@ class Split:
         return Cut(call.name, call.module, affine, random)
 
 
+def cut_names(model: nn.Module, x: Tensor) -> list[str]:
+    """Every place where the network can be cut on inputs like x (B, ...), from the default on."""
+    model, x = uncompiled(model), x.detach().clone().requires_grad_()
+    with forked_rng(x), torch.enable_grad():
+        calls, is_cut = _record(model, x)
+        first = _first_cut(calls, is_cut)
+        found = {c.edge: c.name for c in reversed(calls) if is_cut(c)}  # one name for each value
+    names = [c.name for c in calls if found.get(c.edge) == c.name]
+    return names[names.index(first.name) :] if first and first.name in names else names
+
+
 # ---------------------------------------------------------------- running f0 and watching p
 
 
@@ -139,7 +150,7 @@ class _F0:
             raise _ReachedEndOfF0(output)
 
         rng = forked_rng(x, self.rng) if self.rng else nullcontext()
-        with rng, _forward_hook(self.module, stop):
+        with rng, forward_hook(self.module, stop):
             try:
                 model(x.clone())  # a copy: see propagate
             except _ReachedEndOfF0 as reached:
@@ -155,21 +166,22 @@ def _watch_costate(module: nn.Module) -> Iterator[list[Tensor]]:
     # A hook on the tensor, not .retain_grad(): the next module may overwrite f0's output in
     # place, and p belongs to the value before that.
     def watch(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
-        output = _own(output)
+        output = own(output)
         output.register_hook(found.append)
         return output
 
-    with _forward_hook(module, watch):
+    with forward_hook(module, watch):
         yield found
 
 
-def _own(output: Tensor) -> Tensor:
+def own(output: Tensor) -> Tensor:
     """The value itself, not a view: writing into a view in place would change its history."""
     return output.clone() if output._is_view() else output
 
 
 @contextmanager
-def _forward_hook(module: nn.Module, hook: Callable[..., Tensor | None]) -> Iterator[None]:
+def forward_hook(module: nn.Module, hook: Callable[..., Tensor | None]) -> Iterator[None]:
+    """Watch a module in the block."""
     handle = module.register_forward_hook(hook)
     try:
         yield
@@ -202,7 +214,7 @@ def _record(model: nn.Module, x: Tensor) -> tuple[list[_Call], IsCut]:
         def note(module: nn.Module, _args: object, output: object, name: str = name) -> object:
             edge = None
             if isinstance(output, Tensor):
-                output = _own(output)
+                output = own(output)
                 edge = (output.grad_fn, output.output_nr) if output.grad_fn else None
             calls.append(_Call(name, module, edge, isinstance(output, Tensor)))
             return output

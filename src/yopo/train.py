@@ -23,6 +23,7 @@ from yopo.build import build_method, build_model, build_optimizer, build_threat
 from yopo.config import Config
 from yopo.data.loader import Augment, Loader
 from yopo.data.sources import Arrays
+from yopo.diagnose import brief
 from yopo.ema import EMA
 from yopo.engine import Engine
 from yopo.evaluation.names import parse
@@ -143,6 +144,9 @@ class Trainer:
             return None
         if self.world > 1 or c.optimizer.accumulate > 1:
             self.watch.say("plain steps: the engine is for one process without accumulation")
+            return None
+        if isinstance(self.method, yopo.PMP):
+            self.watch.say("plain steps: PMP runs the network layer by layer")
             return None
         return Engine(
             self.method, self.optimizer, ema=self.ema, precision=c.precision, say=self.watch.say
@@ -305,6 +309,8 @@ class Trainer:
             full = (p.epoch + 1) % c.evaluate.every == 0 or p.epoch + 1 == c.epochs
             images = c.evaluate.images if full else min(200, c.evaluate.images)
             clean, robust = self._evaluate(self.follower, images)
+            if c.diagnose.every and (p.epoch + 1) % c.diagnose.every == 0 and self.rank == 0:
+                line["diagnose"] = self._diagnose()
             p.evaluate_seconds += time.perf_counter() - started
             line |= {"clean": clean, "robust": robust, "images": min(images, len(self._held[0]))}
             # Natural training has no robustness to lose.
@@ -365,6 +371,20 @@ class Trainer:
             found = list(self.accuracies(model, x, y))
         clean, robust = distributed.from_first(found)
         return clean, robust
+
+    def _diagnose(self) -> dict[str, float]:
+        """Drift of frozen co-states on held-out images, at the method's own split and n."""
+        c, method = self.config, self.config.method.model_dump()
+        x, y = (t[: c.diagnose.images].to(self.device) for t in self._held)
+        return brief(
+            self.follower,
+            x / 255,
+            y,
+            build_threat(c.threat),
+            first_layer=method.get("first_layer") or (method.get("layers") or [None])[0],
+            n=method.get("n") or 10,
+            generator=torch.Generator(self.device).manual_seed(_mix(c.seed, "diagnose")),
+        )
 
     def accuracies(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Clean and PGD accuracy on uint8 images, in float32 and batches, seeded."""
@@ -476,7 +496,7 @@ class Trainer:
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on; where data lies and when to save may differ."""
         tree = self.config.tree()
-        for key in ("checkpoint", "notes", "engine"):
+        for key in ("checkpoint", "diagnose", "notes", "engine"):
             tree.pop(key)
         tree["data"].pop("root")
         tree["data"].pop("path")

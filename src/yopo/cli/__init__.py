@@ -1,4 +1,4 @@
-"""The command line: `yopo train`, `compare`, `eval`, `recipes`, `data get`, `bench`."""
+"""The command line: `yopo train`, `compare`, `eval`, `diagnose`, `recipes`, `data get`, `bench`."""
 
 import argparse
 import sys
@@ -10,6 +10,7 @@ from rich.table import Table
 
 from yopo import __version__
 from yopo.cli.benching import add_bench, run_bench
+from yopo.cli.diagnosing import DIAGNOSE, diagnose_options, run_diagnose
 from yopo.cli.evaluating import EVAL, eval_options, run_eval
 from yopo.cli.training import COMPARE, TRAIN, run_compare, run_options, run_train
 from yopo.recipes import RECIPES
@@ -63,6 +64,14 @@ def main() -> None:
     data.add_argument("--dir", type=Path, help="where to; by default where `yopo train` looks")
 
     add_bench(commands)
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="recommend m, n and the split for a trained network",
+        epilog=DIAGNOSE,
+        formatter_class=raw,
+        allow_abbrev=False,
+    )
+    diagnose_options(diagnose)
 
     args, rest = parser.parse_known_args()
     try:
@@ -80,6 +89,8 @@ def main() -> None:
             case "bench":
                 _nothing_else(rest)
                 run_bench(args)
+            case "diagnose":
+                run_diagnose(args, rest)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         _fail(str(error))
     except KeyboardInterrupt:

@@ -1,0 +1,163 @@
+"""`yopo diagnose`: what the co-states of a trained network say about m, n and the split."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from yopo.cli.common import pick_device
+from yopo.config import validate
+
+DIAGNOSE = """examples:
+  yopo diagnose runs/demo
+  yopo diagnose runs/c10 --images 256 --splits conv1,layer1.0,layer1
+writes diagnose.json and diagnose.png into the run's folder; docs/diagnose.md explains them"""
+
+
+def diagnose_options(parser: argparse.ArgumentParser) -> None:
+    """Options of `yopo diagnose`."""
+    parser.add_argument("run", type=Path, help="folder of a run")
+    parser.add_argument("--images", type=int, default=100, help="training images to look at")
+    parser.add_argument("--splits", help="modules where f0 may end, as conv1,layer1; else chosen")
+    parser.add_argument("--m", type=int, default=8, help="largest m to try")
+    parser.add_argument("--weights", default="model.safetensors", help="file in the run's folder")
+    parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
+    """Study one network."""
+    import torch
+
+    from yopo import checkpoint
+    from yopo.build import build_model, build_threat
+    from yopo.data import load
+    from yopo.diagnose import diagnose
+
+    if rest:
+        raise ValueError(f"did not expect {' '.join(rest)}; `yopo diagnose --help` lists options")
+    if not (args.run / "config.yaml").exists():
+        raise ValueError(f"expected the folder of a run, got {args.run}; there is no config.yaml")
+    if args.images < 2:
+        raise ValueError(f"expected --images of at least 2, got {args.images}")
+    config = validate(yaml.safe_load((args.run / "config.yaml").read_text()))
+    d, device = config.data, pick_device(args.device)
+    data = load(d.name, root=d.root, path=d.path, size=d.size)
+    model = build_model(config.model, data.x_train, len(data.names))
+    model.load_state_dict(checkpoint.load_weights(args.run / args.weights))
+    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(args.seed))
+    chosen = order[: args.images]
+    found = diagnose(
+        model.to(device),
+        data.x_train[chosen].to(device) / 255,
+        data.y_train[chosen].to(device),
+        build_threat(config.threat),
+        splits=args.splits.split(",") if args.splits else None,
+        m=args.m,
+        generator=torch.Generator(device).manual_seed(args.seed),
+    ).tree()
+    settings = {"images": len(chosen), "seed": args.seed, "weights": args.weights}
+    checkpoint.write_text(
+        args.run / "diagnose.json",
+        json.dumps({"settings": settings, "threat": config.threat.model_dump()} | found, indent=1)
+        + "\n",
+    )
+    show(found)
+    draw(found, args.run / "diagnose.png")
+    print(f"wrote {args.run / 'diagnose.json'} and {args.run / 'diagnose.png'}")
+
+
+def show(found: dict[str, Any]) -> None:
+    """The depths side by side, and the recommendation."""
+    table = Table(title="places where f0 may end; drift after 5 inner steps with p frozen")
+    names = ("f0 ends at", "affine", "inner step", "cosine", "gain", "H gap", "stops after")
+    for name in names:
+        table.add_column(name, justify="left" if name == "f0 ends at" else "right")
+    for depth in found["depths"]:
+        d = depth["drift"]
+        stops = "-" if d["stops"] is None else str(d["stops"])
+        values = (f"{d[key][5]:.2f}" for key in ("cosine", "gain", "gap"))
+        affine = "yes" if depth["affine"] else "no"
+        table.add_row(depth["name"], affine, f"{depth['inner_cost']:.2f}", *values, stops)
+    console = Console(highlight=False)
+    console.print(table)
+    best = f"--method.m {found['m']} --method.n {found['n']} --method.first_layer"
+    console.print(f"recommended: {best} {found['first_layer']}")
+    for line in found["because"]:
+        console.print(f"- {line}", soft_wrap=True)
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """One picture of all of it."""
+    from yopo.propagation import ATTACK_ONLY, FULL
+
+    try:
+        import matplotlib as mpl
+
+        mpl.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise ValueError("the picture needs matplotlib: pip install 'yopo-torch[demo]'") from None
+    depths = found["depths"]
+    colours = plt.get_cmap("viridis")(
+        [0.9 * i / max(1, len(depths) - 1) for i in range(len(depths))]
+    )
+    figure, axes = plt.subplot_mosaic(
+        [["cosine", "gain", "gap"], ["reach", "reach", "residuals"]],
+        figsize=(12, 7.5),
+        layout="constrained",
+    )
+    titles = {
+        "cosine": "cosine of the frozen co-state to a fresh one",
+        "gain": "gain of a frozen step, of a fresh step's",
+        "gap": "$H_0 - \\min H_0$, of what it was",
+    }
+    for key, title in titles.items():
+        ax = axes[key]
+        for depth, colour in zip(depths, colours, strict=True):
+            ax.plot(depth["drift"][key], "o-", color=colour, ms=3, label=depth["name"])
+        ax.set_title(title, fontsize=10)
+        ax.set_xlabel("inner steps with p frozen")
+        low = min(0.0, *(min(depth["drift"][key]) for depth in depths))
+        ax.set_ylim(low - 0.03, 1.05)
+        ax.axhline(0, color="0.6", lw=0.8)
+    axes["cosine"].legend(title="f0 ends at", fontsize=8, title_fontsize=8)
+    ax = axes["reach"]
+    for depth, colour in zip(depths, colours, strict=True):
+        cost = [depth["cost"][key] for key in depth["reach"]]
+        ax.scatter(cost, depth["reach"].values(), s=16, color=colour, alpha=0.7, lw=0)
+    pgd = [int(r) * ATTACK_ONLY + FULL for r in found["pgd"]]
+    ax.plot(pgd, list(found["pgd"].values()), color="0.4", lw=1.2, label="PGD-1 to PGD-20")
+    best = next(depth for depth in depths if depth["name"] == found["first_layer"])
+    key = f"{found['m']}-{found['n']}"
+    point = (best["cost"][key], best["reach"][key])
+    ax.scatter(*point, s=160, marker="*", color="crimson", zorder=3)
+    ax.annotate(
+        f"YOPO-{key}, {best['name']}",
+        point,
+        (0.6, 0.3),
+        textcoords="axes fraction",
+        color="crimson",
+        arrowprops={"arrowstyle": "-", "color": "crimson", "lw": 0.6, "shrinkB": 8},
+    )
+    ax.set_xscale("log")
+    ax.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"], minor=False)
+    ax.minorticks_off()
+    ax.axhline(found["target"], color="0.6", lw=0.8, ls="--", label="least for a recommendation")
+    ax.set_title(
+        "loss added, of what a strong attack adds: one point for each m, n and f0", fontsize=10
+    )
+    ax.set_xlabel("propagations a training step")
+    ax.set_ylim(min(0.0, ax.get_ylim()[0]), 1.02)
+    ax.legend(fontsize=8, loc="lower right")
+    ax = axes["residuals"]
+    names = list(found["residuals"])[::-1]
+    ax.barh(names, [found["residuals"][name] for name in names], color="0.55")
+    ax.set_title("PMP residual of each layer", fontsize=10)
+    ax.tick_params(axis="y", labelsize=8 if len(names) < 16 else 6)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
