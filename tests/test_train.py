@@ -272,7 +272,7 @@ def test_ema_follows_and_keeps_its_own_statistics(tmp_path: Path) -> None:
 
 
 def test_the_clock_counts_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a clock of our own: a step takes 1 second, an evaluation 100, a save 10000."""
+    """On a clock of our own: a step takes 1 second, warming up 10, an evaluation 100, …"""
     now = 0.0
 
     def taking(seconds: float, work: Any) -> Any:
@@ -288,10 +288,14 @@ def test_the_clock_counts_training_only(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(yopo.train, "CHECK_EVERY", 1)
     trainer = tiny_trainer(tmp_path)
     monkeypatch.setattr(trainer, "_step", taking(1, trainer._step))
+    real = trainer.method.prepare  # called in every step; the first call studies the network
+    slow = iter([taking(10, real)])
+    monkeypatch.setattr(trainer.method, "prepare", lambda *batch: next(slow, real)(*batch))
     monkeypatch.setattr(trainer, "_evaluate", taking(100, trainer._evaluate))
     monkeypatch.setattr(checkpoint, "save", taking(10000, checkpoint.save))
     result = trainer.run()
     assert result["train_seconds"] == 3 * 5
+    assert result["warmup_seconds"] == 10
     assert result["evaluate_seconds"] == 3 * 100
     assert result["propagations"] == pytest.approx(3 * (2 + 2 / 3))
 
@@ -426,12 +430,20 @@ def test_other_actions(action: str, tmp_path: Path) -> None:
         assert trainer.progress.rollbacks == 0
 
 
-def test_catastrophic_overfitting_is_caught(tmp_path: Path) -> None:
-    """Large-eps FGSM from a zero-noise start withstands itself and nothing else."""
+def test_catastrophic_overfitting_is_caught_and_rolled_back(tmp_path: Path) -> None:
+    """Large-eps FGSM from a zero-noise start withstands itself and nothing else.
+
+    Back at the last good state with a tenth of the rate, the next epoch keeps its robustness.
+    """
     from yopo.data.sources import load
     from yopo.train import Trainer
 
-    watcher = Silent()
+    class StopsWhenRecovered(Silent):
+        def epoch(self, line: dict[str, Any]) -> None:
+            trainer.stop = bool(self.lines and "collapse" in self.lines[-1])
+            super().epoch(line)
+
+    watcher = StopsWhenRecovered()
     config = tiny_config(
         {
             "method": {"name": "nfgsm", "noise": 1e-3},
@@ -441,7 +453,7 @@ def test_catastrophic_overfitting_is_caught(tmp_path: Path) -> None:
             "optimizer": {"lr": 0.03, "weight_decay": 0},
             "schedule": {"name": "constant", "warmup": 1},
             "evaluate": {"steps": 10, "images": 200},
-            "guard": {"action": "stop"},
+            "guard": {"shrink": 0.1},
             "eps_warmup": 6,
             "epochs": 20,
             "batch": 50,
@@ -449,5 +461,12 @@ def test_catastrophic_overfitting_is_caught(tmp_path: Path) -> None:
         }
     )
     trainer = Trainer(config, load("mnist-subset"), tmp_path, watcher, torch.device("cpu"))
-    with pytest.raises(RuntimeError, match="catastrophic overfitting"):
+    with pytest.raises(StopRequested):
         trainer.run()
+    collapsed, after = watcher.lines[-2:]
+    assert "catastrophic overfitting" in collapsed["collapse"]
+    assert collapsed["action"] == "rollback"
+    assert after["epoch"] == collapsed["epoch"]
+    assert "collapse" not in after
+    assert after["robust"] > collapsed["robust"] + 0.1
+    assert any("learning rate times 0.1 (rollback 1 of 5)" in text for text in watcher.said)
