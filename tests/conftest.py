@@ -1,5 +1,6 @@
 """Networks and batches that the tests share."""
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,6 +13,13 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 Batch = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interrupts_arrive() -> None:
+    """A shell's background job, and all that it starts, ignores SIGINT; tests send it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -284,8 +284,12 @@ def lead(depth: Depth, key: str, pgd: dict[str, float]) -> float:
 def _recommend(
     depths: list[Depth], pgd: dict[str, float], target: float
 ) -> tuple[Depth, str, list[str]]:
-    """The setting that leads PGD most, of those that make the target (if none: that makes most)."""
-    tried = [(d, key) for d in depths for key in d.reach]
+    """The setting that leads PGD most, of those that make the target (if none: that makes most).
+
+    Not one with m = 1, if m was to be tried at all: networks learn to fool an attack of one step.
+    """
+    tried = [(d, key) for d in depths for key in d.reach if not key.startswith("1-")]
+    tried = tried or [(d, key) for d in depths for key in d.reach]
     enough = [(d, key) for d, key in tried if d.reach[key] >= target]
     depth, key = (
         max(enough, key=lambda c: lead(c[0], c[1], pgd))
