@@ -155,3 +155,18 @@ def test_weights_round_trip_and_garbage(tmp_path: Path) -> None:
     path.write_bytes(b"not a checkpoint at all")
     with pytest.raises(ValueError, match="not a safetensors file"):
         checkpoint.load_weights(path)
+
+
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408, 0x4B50])
+def test_a_header_as_long_as_a_pickles_first_bytes_is_no_pickle(
+    tmp_path: Path, length: int
+) -> None:
+    path = tmp_path / "net.safetensors"
+    for pad in range(length - 200, length):
+        checkpoint.save_weights(path, TENSORS, {"x": "-" * pad})
+        if int.from_bytes(path.read_bytes()[:8], "little") == length:
+            break
+    else:
+        pytest.fail("no header of this length")
+    assert torch.equal(checkpoint.load_weights(path)["a"], TENSORS["a"])
+    assert checkpoint.load_metadata(path)["x"] == "-" * pad

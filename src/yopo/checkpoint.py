@@ -112,7 +112,10 @@ def load_metadata(path: Path) -> dict[str, str]:
 def _refuse_pickles(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(9)
-    if start[:2] in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+    # A safetensors file begins with the length of its header, which may look like a pickle's start,
+    # and then the header, which is JSON.
+    pickles = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+    if start[:2] in pickles and start[8:] != b"{":
         raise ValueError(
             f"{path.name} is a pickle, which can run code when read; it was not read. "
             "Convert it where you trust it, with safetensors.torch.save_file"
