@@ -12,7 +12,7 @@ PACKAGE = Path(yopo.__file__).parent
 LAYERS = [
     {"yopo.cli", "yopo.demo", "yopo.__main__"},
     {"yopo.demo_page"},
-    {"yopo.bench"},
+    {"yopo.bench", "yopo.report"},
     {"yopo.recipes", "yopo.train"},
     {"yopo.build", "yopo.schedule", "yopo.snapshot"},
     {"yopo.config", "yopo.distributed", "yopo.guard"},

@@ -1,4 +1,4 @@
-"""The command line: `yopo train`, `compare`, `eval`, `diagnose`, `recipes`, `data get`, `bench`."""
+"""The command line: `yopo train`, `compare`, `eval`, `report`, `diagnose`, `bench` and more."""
 
 import argparse
 import sys
@@ -12,6 +12,7 @@ from yopo import __version__
 from yopo.cli.benching import add_bench, run_bench
 from yopo.cli.diagnosing import DIAGNOSE, diagnose_options, run_diagnose
 from yopo.cli.evaluating import EVAL, eval_options, run_eval
+from yopo.cli.reporting import add_report, run_report
 from yopo.cli.training import COMPARE, TRAIN, run_compare, run_options, run_train
 from yopo.recipes import RECIPES
 
@@ -72,6 +73,7 @@ def main() -> None:
         allow_abbrev=False,
     )
     diagnose_options(diagnose)
+    add_report(commands)
 
     args, rest = parser.parse_known_args()
     try:
@@ -91,6 +93,9 @@ def main() -> None:
                 run_bench(args)
             case "diagnose":
                 run_diagnose(args, rest)
+            case "report":
+                _nothing_else(rest)
+                run_report(args)
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         _fail(str(error))
     except KeyboardInterrupt:

@@ -66,7 +66,7 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
     device = pick_device(args.device)
     d = config.data
     arrays = load(d.name, root=d.root, path=d.path, size=d.size)
-    x, y, drawn = _choose(arrays.x_test, arrays.y_test, args.samples, args.seed)
+    x, y, drawn = choose_images(arrays.x_test, arrays.y_test, args.samples, args.seed)
     model = load_model(config, weights, arrays).to(device)
     parameters = sum(p.numel() for p in model.parameters())
     about = {
@@ -186,7 +186,7 @@ def _number(name: str, text: str) -> float:
         raise ValueError(f"expected a number for {name}, as 0.3 or 8/255, got {text!r}") from None
 
 
-def _choose(
+def choose_images(
     x: "Tensor", y: "Tensor", samples: int | None, seed: int
 ) -> tuple["Tensor", "Tensor", str]:
     """All images, or some drawn at random: data sets may be sorted by class."""

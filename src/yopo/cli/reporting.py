@@ -1,0 +1,115 @@
+"""`yopo report`."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from yopo.report.pictures import Strip
+    from yopo.report.records import Run
+
+REPORT = """examples:
+  yopo report runs/compare/* --out report.html
+  yopo report runs/pgd-10 runs/yopo-5-3 --paper table2 --figures figures
+The page is made from the run folders alone, and everything it needs is inside it. Cards come from
+`yopo eval`; pictures from its --save-examples."""
+
+
+def add_report(commands: Any) -> None:  # noqa: ANN401
+    """Declare the command."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(
+        "report",
+        help="one page about one or several runs",
+        epilog=REPORT,
+        formatter_class=raw,
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--out", type=Path, default=Path("report.html"), help="default report.html")
+    parser.add_argument("--paper", help="table1 … table4: the paper's figures beside ours")
+    parser.add_argument("--figures", type=Path, help="folder for the curves as PNG and SVG")
+
+
+def run_report(args: argparse.Namespace) -> None:
+    """Read the runs, write the page."""
+    from yopo import checkpoint
+    from yopo.report.curves import save_figures
+    from yopo.report.page import page
+    from yopo.report.paper import TABLES
+    from yopo.report.records import read_runs
+
+    if args.paper is not None and args.paper not in TABLES:
+        raise ValueError(f"expected --paper {', '.join(TABLES)}, got {args.paper!r}")
+    if args.out.is_dir():
+        raise ValueError(f"expected a file for --out, got the folder {args.out}; add report.html")
+    runs = read_runs(args.runs)
+    for run in runs:
+        for note in run.notes:
+            print(f"{run.label}: {note}")
+    strips = [strip for run in runs if (strip := load_strip(run))]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_text(args.out, page(runs, strips, args.paper))
+    print(f"report: {args.out}")
+    if args.figures:
+        for path in save_figures(runs, args.figures):
+            print(f"figure: {path}")
+
+
+def load_strip(run: "Run") -> "Strip | None":
+    """Images that the evaluation's strongest attack broke, with what the network takes them for.
+
+    Clean images need the data set and answers need the weights; without them the strip does
+    with the examples alone, and says so.
+    """
+    from yopo import checkpoint
+    from yopo.report.pictures import Strip, choose
+
+    file, found = run.folder / "eval-examples.safetensors", run.evaluations.get("eval.json")
+    if found is None or not file.is_file():
+        return None
+    if checkpoint.load_metadata(file).get("weights_sha256") != found["about"]["weights_sha256"]:
+        return None  # of another evaluation than eval.json
+    tensors = checkpoint.load_weights(file)
+    broken = [a for a in found["attacks"] if len(tensors.get(f"{a}.labels", ()))]
+    if not broken:
+        return None
+    attack = min(broken, key=lambda a: (found["attacks"][a]["accuracy"], a))
+    rows = choose(tensors[f"{attack}.labels"])
+    images, index, labels = (tensors[f"{attack}.{k}"][rows] for k in ("images", "index", "labels"))
+    strip = Strip(run, attack, images, None, [str(int(y)) for y in labels], None)
+    try:
+        _look_up(strip, found["about"], index, labels)
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        missing = "data set" if strip.clean is None else "weights"
+        strip.note = f"The run's {missing} could not be read here, so its answers are not shown."
+        print(f"{run.label}: pictures without the network's answers, because {error}")
+    return strip
+
+
+def _look_up(strip: "Strip", about: dict[str, Any], index: Any, labels: Any) -> None:  # noqa: ANN401
+    """Add the clean images, the names of the classes and the network's answers."""
+    import torch
+
+    from yopo.cli.evaluating import choose_images
+    from yopo.cli.saved import find, load_model
+    from yopo.data import load
+    from yopo.evaluation.journal import weights_digest
+
+    folder = strip.run.folder
+    which = "last" if about["weights"] == "model-last.safetensors" else "best"
+    d = strip.run.config["data"]
+    root, path = (Path(d[k]) if d.get(k) else None for k in ("root", "path"))
+    arrays = load(d["name"], root=root, path=path, size=d.get("size"))
+    x, y, _ = choose_images(arrays.x_test, arrays.y_test, about["images"], about["seed"])
+    if not torch.equal(y[index], labels):
+        raise ValueError("the data set is not the one that was evaluated")
+    strip.clean = x[index].float() / 255
+    strip.labels = [arrays.names[int(i)] for i in labels]
+    config, weights = find(folder, which)
+    model = load_model(config, weights, arrays)
+    if weights_digest(model) != about["weights_sha256"]:
+        raise ValueError(f"{weights.name} is not what was evaluated")
+    with torch.no_grad():
+        guesses = model(strip.adversarial).argmax(1)
+    strip.guesses = [arrays.names[int(i)] for i in guesses]

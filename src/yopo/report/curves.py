@@ -1,0 +1,121 @@
+"""Accuracy against time and propagations, as the paper's Figure 3: inline SVG, and files."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from yopo.evaluation.card import duration
+from yopo.report.records import Run
+
+WIDTH, HEIGHT = 440, 300  # of the viewBox; near a phone's width, so that text keeps its size
+LEFT, RIGHT, TOP, BOTTOM = 38, 12, 10, 40
+MEASURES = ("robust", "clean")
+AXES = {"train_seconds": "training time", "propagations": "propagations per image"}
+PALETTE = "#2f6db5 #c8552f #3a8a4d #8a5bb5 #b3862b #2b8f96 #b84a7a #6b6b6b".split()
+
+
+def svg(runs: Sequence[Run], axis: str) -> str:
+    """One chart; curves are `g.curve`, points carry the words that hovering shows."""
+    scale, unit = _unit(runs, axis)
+    longest = max((p[axis] for r in runs for p in r.points), default=1.0) / scale
+    ticks = _ticks(longest)
+    parts = []
+    for share in range(0, 101, 20):
+        y = _y(share / 100)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{share}%</text>')
+    for tick in ticks:
+        x = _x(tick / ticks[-1])
+        parts.append(f'<text x="{x}" y="{HEIGHT - 22}" text-anchor="middle">{tick:g}</text>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(
+        f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{AXES[axis]}{unit}</text>'
+    )
+    for i, run in enumerate(runs):
+        for measure in reversed(MEASURES):  # robust on top
+            parts.append(_curve(run, i, measure, axis, scale * ticks[-1]))
+    title = f"Held-out accuracy against {AXES[axis]}"
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" tabindex="0" aria-label="{title}; '
+        f'arrow keys walk along the epochs and from curve to curve">{"".join(parts)}'
+        '<circle class="at" r="6" visibility="hidden"/></svg>'
+    )
+
+
+def _curve(run: Run, i: int, measure: str, axis: str, end: float) -> str:
+    places = [(_x(p[axis] / end), _y(p[measure])) for p in run.points]
+    line = " ".join(f"{x},{y}" for x, y in places)
+    radius = 2.5 if len(places) <= 30 else 1.2
+    attack = f"pgd-{run.config['evaluate']['steps']}" if measure == "robust" else "clean"
+    dots = []
+    for (x, y), p in zip(places, run.points, strict=True):
+        spent = f"{duration(p['train_seconds'])}, {p['propagations']:.0f} propagations"
+        tip = f"{run.label}, epoch {p['epoch']}: {attack} {100 * p[measure]:.2f}% after {spent}"
+        dots.append(f'<circle cx="{x}" cy="{y}" r="{radius}" data-tip="{escape(tip)}"/>')
+    return (
+        f'<g class="curve {measure}" data-run="{i}" data-measure="{measure}" '
+        f'style="--c: var(--c{i % len(PALETTE)})"><polyline points="{line}"/>{"".join(dots)}</g>'
+    )
+
+
+def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Both charts as PNG and SVG."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise ValueError("--figures needs matplotlib: pip install matplotlib") from None
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for axis, name in AXES.items():
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.subplots()
+        scale, unit = _unit(runs, axis)
+        for i, run in enumerate(runs):
+            x = [p[axis] / scale for p in run.points]
+            for measure, style in zip(MEASURES, ("-", "--"), strict=True):
+                y = [100 * p[measure] for p in run.points]
+                dots = "o" if len(x) <= 30 else ""
+                label = f"{run.label}, {measure}".replace("$", r"\$")
+                colour = PALETTE[i % len(PALETTE)]
+                axes.plot(x, y, style, marker=dots, ms=3.5, color=colour, label=label)
+        axes.set(xlabel=name + unit, ylabel="held-out accuracy, %", ylim=(0, 100))
+        axes.set_xlim(left=0)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        stem = "accuracy-time" if axis == "train_seconds" else "accuracy-propagations"
+        for kind in ("png", "svg"):
+            path = folder / f"{stem}.{kind}"
+            with mpl.rc_context({"svg.hashsalt": "yopo"}):
+                metadata = {"Date": None} if kind == "svg" else None
+                figure.savefig(path, dpi=150, metadata=metadata)
+            written.append(path)
+    return written
+
+
+def _unit(runs: Sequence[Run], axis: str) -> tuple[float, str]:
+    if axis != "train_seconds":
+        return 1.0, ""
+    longest = max((p[axis] for r in runs for p in r.points), default=0.0)
+    if longest < 300:
+        return 1.0, ", s"
+    return (60.0, ", min") if longest < 3 * 3600 else (3600.0, ", h")
+
+
+def _ticks(longest: float) -> list[float]:
+    """Round numbers from 0 to past the longest, about five."""
+    longest = longest or 1.0
+    power = 10 ** math.floor(math.log10(longest / 4))
+    step = next(s * power for s in (1, 2, 2.5, 5, 10) if longest / (s * power) <= 5)
+    return [i * step for i in range(math.ceil(longest / step) + 1)]
+
+
+def _x(part: float) -> float:
+    return round(LEFT + part * (WIDTH - LEFT - RIGHT), 1)
+
+
+def _y(share: float) -> float:
+    return round(TOP + (1 - share) * (HEIGHT - TOP - BOTTOM), 1)

@@ -1,0 +1,146 @@
+"""The headline: what the runs say, in words made from their numbers."""
+
+from collections.abc import Callable, Hashable, Sequence
+from statistics import mean
+from typing import NamedTuple
+
+from yopo.evaluation.card import duration, percent
+from yopo.evaluation.result import Interval, wilson
+from yopo.report.records import Run
+
+
+class Score(NamedTuple):
+    """A robust accuracy, and what must be equal for two of them to be compared."""
+
+    share: float
+    interval: Interval
+    kind: Hashable
+    words: str  # "of 200 test images withstand pgd-20"
+
+
+def headline(runs: Sequence[Run]) -> list[str]:
+    """A few sentences."""
+    finished = [r for r in runs if r.result or r.evaluations] or [r for r in runs if r.points]
+    if not finished:
+        return ["No run has finished an epoch yet."]
+    scores = comparable(finished)
+    sentences = [_most_robust(scores)] if scores else []
+    if not scores:
+        sentences = [
+            "These runs were measured with different attacks, radii or images, so their robust "
+            "accuracies do not compare. `yopo eval` can measure them alike."
+        ]
+    sentences += ratios(finished, scores)
+    left_out = [r.label for r in runs if r not in finished]
+    if left_out:
+        sentences.append(f"Not finished, and not counted here: {', '.join(left_out)}.")
+    return sentences
+
+
+def comparable(runs: Sequence[Run]) -> dict[Run, Score]:
+    """The first measure that all runs have, of one kind; else nothing."""
+    measures: tuple[Callable[[Run], Score | None], ...] = (_worst, _test, _held_out)
+    for measure in measures:
+        scores = {r: score for r in runs if (score := measure(r))}
+        if len(scores) == len(runs) and len({s.kind for s in scores.values()}) == 1:
+            return scores
+    return {}
+
+
+def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
+    """The runs whose time this one's is measured against: PGD, or TRADES, of the most steps."""
+    name = run.config["method"]["name"]
+    if name in ("natural", "pgd", "trades"):
+        return []
+    rival = "trades" if name == "trades-yopo" else "pgd"
+    rivals = [r for r in runs if r.config["method"]["name"] == rival and r.result]
+    most = max((r.config["method"]["steps"] for r in rivals), default=0)
+    return [r for r in rivals if r.config["method"]["steps"] == most]
+
+
+def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
+    """What each fast method's training cost, in parts of its rival's."""
+    sentences = []
+    for method in dict.fromkeys(r.method for r in runs if r.result):
+        group = [r for r in runs if r.method == method and r.result]
+        rivals = baseline(group[0], runs)
+        if not rivals:
+            continue
+        other = rivals[0].method
+        if len({r.environment.get("hardware") for r in (*group, *rivals)}) > 1:
+            sentences.append(
+                f"{method} and {other} were trained on different hardware: no time ratio."
+            )
+            continue
+        ours, theirs = _mean(group, "train_seconds"), _mean(rivals, "train_seconds")
+        cost = _mean(group, "propagations") / _mean(rivals, "propagations")
+        many = len(group) > 1 or len(rivals) > 1
+        text = (
+            f"{method} trained in {ours / theirs:.2f} of {other}'s time ({duration(ours)} against "
+            f"{duration(theirs)}{', means over runs' if many else ''}), with {cost:.2f} of its "
+            "propagations"
+        )
+        if all(r in scores for r in (*group, *rivals)):
+            points = [100 * mean(scores[r].share for r in part) for part in (group, rivals)]
+            text += f"; its robust accuracy is {points[0]:.2f}%, {other}'s {points[1]:.2f}%"
+        sentences.append(text + ".")
+    return sentences
+
+
+def _mean(runs: Sequence[Run], what: str) -> float:
+    return mean(r.spent(what) or 0.0 for r in runs)
+
+
+def _most_robust(scores: dict[Run, Score]) -> str:
+    order = sorted(scores, key=lambda r: -scores[r].share)
+    first = order[0]
+    share, interval, _, words = scores[first]
+    found = f"{percent(share, interval)} {words}"
+    if len(order) == 1:
+        return f"{first.label}: {found}."
+    close = [r for r in order[1:] if scores[r].interval[1] >= interval[0]]
+    if not close:
+        return f"{first.label} is the most robust of {len(order)} runs: {found}."
+    others = ", ".join(f"{r.label} {100 * scores[r].share:.2f}%" for r in close)
+    return (
+        f"{first.label} has the highest robust accuracy of {len(order)} runs: {found}. "
+        f"95% intervals overlap with its own for {others}."
+    )
+
+
+def _worst(run: Run) -> Score | None:
+    found = next(iter(run.evaluations.values()), None)
+    if not found:
+        return None
+    about, attacks = found["about"], [a for a in found["attacks"] if a != "clean"]
+    if not attacks:
+        return None
+    kind = tuple(about[k] for k in ("data", "images", "threat")), frozenset(attacks)
+    under = attacks[0] if len(attacks) == 1 else f"all of {', '.join(attacks)}"
+    words = f"of {about['images']:,} test images withstand {under} ({about['threat']})"
+    return Score(found["worst"]["accuracy"], tuple(found["worst"]["interval"]), kind, words)
+
+
+def _test(run: Run) -> Score | None:
+    if not run.result:
+        return None
+    best, n = run.result.get("best", run.result["last"]), run.result["test_images"]
+    attack = next(name for name in best if name != "clean")
+    kind = ("test", _setting(run), attack, n)
+    words = f"of {n:,} test images withstand {attack}"
+    return Score(best[attack], wilson(round(best[attack] * n), n), kind, words)
+
+
+def _held_out(run: Run) -> Score | None:
+    if not run.points:
+        return None
+    point = max(run.points, key=lambda p: p["robust"])
+    n, attack = point["images"], f"pgd-{run.config['evaluate']['steps']}"
+    kind = ("held out", _setting(run), attack)
+    words = f"of {n:,} held-out images withstand {attack} after epoch {point['epoch']}, the best"
+    return Score(point["robust"], wilson(round(point["robust"] * n), n), kind, words)
+
+
+def _setting(run: Run) -> Hashable:
+    threat, data = run.config["threat"], run.config["data"]
+    return threat["name"], threat["eps"], data["name"], data.get("path"), data.get("size")

@@ -1,0 +1,94 @@
+"""The paper's tables beside our runs."""
+
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from html import escape
+from importlib.resources import files
+from math import isclose
+from typing import Any
+
+from yopo.evaluation.card import percent
+from yopo.report.headline import baseline
+from yopo.report.records import Run
+from yopo.report.tables import table
+
+TABLES = ("table1", "table2", "table3", "table4")
+
+
+def load_paper() -> dict[str, Any]:
+    """Tables 1 to 4 of the paper, as data."""
+    text = (files("yopo.data") / "paper.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def paper_html(runs: Sequence[Run], name: str) -> str:
+    """One table of the paper with our runs' figures beside its own."""
+    paper = load_paper()
+    theirs = paper["tables"][name]
+    attacks = [c for c in next(iter(theirs["rows"].values())) if c != "minutes"]
+    timed = "hardware" in theirs
+    heads = ["method", "run"]
+    for attack in attacks:
+        heads += [f"{attack}, paper", f"{attack}, ours"]
+    heads += ["time ratio, paper", "time ratio, ours"] if timed else ["time ratio, ours"]
+    rows, notes = [], []
+    for method, row in theirs["rows"].items():
+        ours: list[Run | None] = [r for r in runs if r.method.removesuffix(" before") == method]
+        for run in ours or [None]:
+            cells = [method, run.label if run else "–"]
+            for attack in attacks:
+                cells += [f"{row[attack]:.2f}%", _ours(run, attack)]
+            cells += [_paper_ratio(theirs["rows"], method)] if timed else []
+            rows.append([*cells, _ratio(run, runs)])
+    for run in runs:
+        if differs := _differs(run, theirs):
+            notes.append(f"{run.label} is not the table's setting: {differs}.")
+    text = (
+        f"Paper: {paper['source']}. Ours: test accuracy, with its 95% interval. Time ratio: "
+        "training time over that of the PGD run, or for TRADES the TRADES run, of the most steps"
+        + (f"; the paper's on a {theirs['hardware']}." if timed else "; the paper has none here.")
+    )
+    return (
+        f"<h2>Beside the paper: Table {name[-1]}</h2><p>{escape(theirs['title'])}</p>"
+        + table("paper", heads, rows)
+        + "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+        + f'<p class="small">{escape(text)}</p>'
+    )
+
+
+def _ours(run: Run | None, attack: str) -> str:
+    found = run.accuracy(attack) if run else None
+    return "" if found is None else percent(found[0], found[1])
+
+
+def _ratio(run: Run | None, runs: Sequence[Run]) -> str:
+    rivals = baseline(run, runs) if run and run.result else []
+    if run is None or not rivals:
+        return ""
+    if len({r.environment.get("hardware") for r in (run, *rivals)}) > 1:
+        return "other hardware"
+    theirs = sum(r.spent("train_seconds") or 0.0 for r in rivals) / len(rivals)
+    return f"{(run.spent('train_seconds') or 0.0) / theirs:.2f}"
+
+
+def _paper_ratio(rows: dict[str, dict[str, float]], method: str) -> str:
+    rival = "TRADES-" if method.startswith("TRADES") else "PGD-"
+    steps = [int(m.removeprefix(rival)) for m in rows if m.removeprefix(rival).isdigit()]
+    if method == "Natural" or method.removeprefix(rival).isdigit():
+        return ""
+    return f"{rows[method]['minutes'] / rows[f'{rival}{max(steps)}']['minutes']:.2f}"
+
+
+def _differs(run: Run, theirs: dict[str, Any]) -> str:
+    """How the run's data, network or radius are not the table's."""
+    found = [
+        f"{part} {run.config[part]['name']}, not {theirs[part]}"
+        for part in ("data", "model")
+        if run.config[part]["name"] != theirs[part]
+    ]
+    norm, eps = run.config["threat"]["name"], float(run.config["threat"]["eps"])
+    if norm != "linf" or not isclose(eps, Fraction(theirs["eps"]), rel_tol=1e-3):
+        found.append(f"threat {norm} of {eps:.4g}, not linf of {theirs['eps']}")
+    return "; ".join(found)

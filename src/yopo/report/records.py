@@ -1,0 +1,155 @@
+"""What run folders say: settings, epochs, results, evaluations."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from yopo.evaluation.result import Interval, wilson
+
+EVALUATIONS = ("eval.json", "model.eval.json", "model-last.eval.json")
+LABELS = {"natural": "Natural", "fast": "FGSM-RS", "nfgsm": "N-FGSM", "free": "Free"}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder, read."""
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    lines: list[dict[str, Any]]  # of metrics.jsonl
+    result: dict[str, Any] | None
+    evaluations: dict[str, dict[str, Any]]  # by file name
+
+    @property
+    def method(self) -> str:
+        """As the paper writes it: YOPO-5-3."""
+        m = self.config["method"]
+        label = LABELS.get(m["name"], m["name"].upper())
+        numbers = [str(m[k]) for k in ("steps", "m", "n") if k in m]
+        return "-".join([label, *numbers]) + (" before" if m.get("grad_at") == "before" else "")
+
+    @property
+    def label(self) -> str:
+        """The name, with the method where the name does not say it."""
+        same = self.name.lower().replace(" ", "-") == self.method.lower().replace(" ", "-")
+        return self.method if same else f"{self.name} ({self.method})"
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """Epochs with held-out accuracies; a collapsed one may have none."""
+        return [line for line in self.lines if line.get("robust") is not None]
+
+    def spent(self, what: str) -> float | None:
+        """`train_seconds` or `propagations` in all, so far."""
+        last = self.result or (self.lines[-1] if self.lines else {})
+        return last.get(what)
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Where it was trained, if the run says so."""
+        found: dict[str, Any] = (self.result or {}).get("environment", {})
+        return found
+
+    def accuracy(self, attack: str) -> tuple[float, Interval, int] | None:
+        """Test accuracy, its interval and the number of images: an evaluation's, else the run's."""
+        for found in self.evaluations.values():
+            if attack in found["attacks"]:
+                a = found["attacks"][attack]
+                return a["accuracy"], tuple(a["interval"]), found["about"]["images"]
+        if self.result:
+            share = self.result.get("best", self.result["last"]).get(attack)
+            if share is not None:
+                n = self.result["test_images"]
+                return share, wilson(round(share * n), n), n
+        return None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know before believing the curves."""
+        notes = []
+        if not self.lines:
+            notes.append("No epoch is finished yet.")
+        elif self.result is None:
+            notes.append(
+                f"Not finished: {self.lines[-1]['epoch']} of {self.config['epochs']} epochs, "
+                "and no result on the test set."
+            )
+        for line in self.lines:
+            if "collapse" in line:
+                notes.append(
+                    f"Collapse in epoch {line['epoch']}: {line['collapse']} ({line['action']})."
+                )
+        return notes
+
+
+def read_runs(folders: list[Path]) -> list[Run]:
+    """Read each folder; runs of the same name are told apart by the folders they lie in."""
+    resolved = [folder.resolve() for folder in folders]
+    for folder, path in zip(folders, resolved, strict=True):
+        if resolved.count(path) > 1:
+            raise ValueError(f"expected each run once, got {folder} twice; leave one out")
+    return [_read(f, name) for f, name in zip(folders, _names(resolved), strict=True)]
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    names: list[str] = []
+    for folder in folders:
+        parts = 1
+        while sum(f.parts[-parts:] == folder.parts[-parts:] for f in folders) > 1:
+            parts += 1
+        names.append("/".join(folder.parts[-parts:]))
+    return names
+
+
+def _read(folder: Path, name: str) -> Run:
+    if not (folder / "config.yaml").is_file():
+        inside = sorted(path.parent.name for path in folder.glob("*/config.yaml"))
+        fix = f"did you mean {folder}/{inside[0]}?" if inside else "check the path"
+        raise ValueError(f"expected a run folder with config.yaml, got {folder}; {fix}")
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{folder / 'config.yaml'} is not YAML: {error}") from None
+    if not isinstance(config, dict) or "name" not in (config.get("method") or {}):
+        raise ValueError(
+            f"expected the settings of a run in {folder / 'config.yaml'}, found no method; "
+            "`yopo train` writes them"
+        )
+    found = {file: _json(folder / file) for file in EVALUATIONS}
+    return Run(
+        name,
+        folder,
+        config,
+        _lines(folder / "metrics.jsonl"),
+        _json(folder / "result.json"),
+        {file: value for file, value in found.items() if value is not None},
+    )
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        value: dict[str, Any] = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    return value
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    lines, texts = [], path.read_text().splitlines()
+    for number, text in enumerate(texts, 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            if number == len(texts):  # a run that is writing, or was killed while it wrote
+                break
+            raise ValueError(f"line {number} of {path} is not JSON: {error}") from None
+    return lines
