@@ -26,6 +26,7 @@ from yopo.data.sources import Arrays
 from yopo.diagnose import brief
 from yopo.ema import EMA
 from yopo.engine import Engine
+from yopo.evaluation.card import provenance
 from yopo.evaluation.names import parse
 from yopo.evaluation.suite import run as attack_all
 from yopo.guard import Health, collapse
@@ -422,6 +423,7 @@ class Trainer:
                 "warmup_seconds": self._warmup_seconds,
                 "propagations": self.progress.propagations,
                 "test_images": len(self._test[0]),
+                "environment": provenance(self.follower, self.device, []),
             }
             checkpoint.write_text(self.out / "result.json", json.dumps(result, indent=1) + "\n")
         if dist.is_initialized():

@@ -101,10 +101,10 @@ def _most_robust(scores: dict[Run, Score]) -> str:
     close = [r for r in order[1:] if scores[r].interval[1] >= interval[0]]
     if not close:
         return f"{first.label} is the most robust of {len(order)} runs: {found}."
-    others = ", ".join(f"{r.label} {100 * scores[r].share:.2f}%" for r in close)
+    others = ", ".join(f"{r.label}'s ({100 * scores[r].share:.2f}%)" for r in close)
     return (
-        f"{first.label} has the highest robust accuracy of {len(order)} runs: {found}. "
-        f"95% intervals overlap with its own for {others}."
+        f"{first.label} has the highest robust accuracy of {len(order)} runs: {found}. Its 95% "
+        f"interval overlaps with {others}, so this order may be chance."
     )
 
 

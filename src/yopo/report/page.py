@@ -8,13 +8,13 @@ from typing import Any
 import yaml
 
 from yopo import __version__
-from yopo.evaluation.card import duration, percent
+from yopo.evaluation.card import duration
 from yopo.report import curves
 from yopo.report.headline import headline
 from yopo.report.paper import paper_html
 from yopo.report.pictures import Strip, strip_html
 from yopo.report.records import Run
-from yopo.report.tables import table
+from yopo.report.tables import Cell, share, table
 
 # The policy lets nothing be fetched, whatever stands in the records.
 PAGE = """<!doctype html>
@@ -56,18 +56,18 @@ def runs_table(runs: Sequence[Run]) -> str:
     results = [run.result or {} for run in runs]
     names = dict.fromkeys(a for r in results for w in ("best", "last") for a in r.get(w, {}))
     pairs = [(attack, which) for attack in names for which in ("best", "last")]
-    heads = ["run", "method", "training", "propagations", "epochs", "best epoch"]
+    heads = ["run", "training", "propagations", "epochs", "best epoch"]
     rows = []
     for run, result in zip(runs, results, strict=True):
         seconds, cost = run.spent("train_seconds"), run.spent("propagations")
         done = run.lines[-1]["epoch"] if run.lines else 0
-        cells = [run.name, run.method]
-        cells += ["" if seconds is None else duration(seconds)]
-        cells += ["" if cost is None else f"{cost:.0f}"]
+        cells: list[Cell] = [(run.name, run.method)]
+        cells += ["–" if seconds is None else duration(seconds)]
+        cells += ["–" if cost is None else f"{cost:.0f}"]
         cells += [f"{done}" if run.result else f"{done} of {run.config['epochs']}"]
-        cells += [str(result.get("best_epoch", ""))]
+        cells += [str(result.get("best_epoch", "–"))]
         shares = [result.get(which, {}).get(attack) for attack, which in pairs]
-        rows.append([*cells, *("" if s is None else f"{100 * s:.2f}%" for s in shares)])
+        rows.append([*cells, *("–" if s is None else f"{100 * s:.2f}%" for s in shares)])
     text = (
         "Training: time spent processing batches, nothing else. Propagations: full forward and "
         "backward passes per training image; a pass without weight gradients counts ⅔. Accuracies: "
@@ -86,7 +86,7 @@ def attacks_table(runs: Sequence[Run]) -> str:
     heads = ["run", "weights", "images", *attacks, "worst case"]
     rows = []
     for run, e in found:
-        cells = [run.name, _weights(e), f"{e['about']['images']:,}"]
+        cells: list[Cell] = [(run.name, run.method), _weights(e), f"{e['about']['images']:,}"]
         cells += [_share(e["attacks"].get(attack)) for attack in attacks]
         rows.append([*cells, _share(e["worst"])])
     text = (
@@ -96,8 +96,8 @@ def attacks_table(runs: Sequence[Run]) -> str:
     return "<h3>Under attack</h3>" + table("attacks", heads, rows) + f'<p class="small">{text}</p>'
 
 
-def _share(found: Mapping[str, Any] | None) -> str:
-    return "" if found is None else percent(found["accuracy"], found["interval"])
+def _share(found: Mapping[str, Any] | None) -> Cell:
+    return "–" if found is None else share(found["accuracy"], found["interval"])
 
 
 def _weights(evaluation: Mapping[str, Any]) -> str:
@@ -156,14 +156,13 @@ def _run(run: Run, i: int, strips: Sequence[Strip]) -> str:
 def card_html(e: Mapping[str, Any]) -> str:
     """An evaluation's card; the same values as in eval.md."""
     about = e["about"]
-    rows = []
+    rows: list[list[Cell]] = []
     for name, a in e["attacks"].items():
         stages = ", ".join(f"{s} {100 * share:.2f}%" for s, share in a.get("after", {}).items())
         settings = f"{a['settings']} (after {stages})" if stages else a["settings"]
-        shown = percent(a["accuracy"], a["interval"])
-        rows.append([name, shown, settings, f"{a['propagations']:.1f}", duration(a["seconds"])])
+        rows.append([name, _share(a), settings, f"{a['propagations']:.1f}", duration(a["seconds"])])
     rows.append(["worst case", _share(e["worst"]), "", "", ""])
-    heads = ["attack", "accuracy (95%)", "settings", "propagations", "time"]
+    heads = ["attack", "accuracy, 95% interval", "settings", "propagations", "time"]
     warnings = "".join(
         f'<p class="warning"><b>Warning ({escape(w["code"])}).</b> {escape(w["text"])}</p>'
         for w in e["warnings"]

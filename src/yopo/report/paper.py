@@ -8,10 +8,9 @@ from importlib.resources import files
 from math import isclose
 from typing import Any
 
-from yopo.evaluation.card import percent
 from yopo.report.headline import baseline
 from yopo.report.records import Run
-from yopo.report.tables import table
+from yopo.report.tables import Cell, share, table
 
 TABLES = ("table1", "table2", "table3", "table4")
 
@@ -33,18 +32,19 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
     for attack in attacks:
         heads += [f"{attack}, paper", f"{attack}, ours"]
     heads += ["time ratio, paper", "time ratio, ours"] if timed else ["time ratio, ours"]
-    rows, notes = [], []
+    rows: list[list[Cell]] = []
+    others: dict[str, list[str]] = {}  # runs by how they differ from the table's setting
     for method, row in theirs["rows"].items():
         ours: list[Run | None] = [r for r in runs if r.method.removesuffix(" before") == method]
         for run in ours or [None]:
-            cells = [method, run.label if run else "–"]
+            cells: list[Cell] = [method, run.label if run else "–"]
             for attack in attacks:
                 cells += [f"{row[attack]:.2f}%", _ours(run, attack)]
             cells += [_paper_ratio(theirs["rows"], method)] if timed else []
             rows.append([*cells, _ratio(run, runs)])
-    for run in runs:
-        if differs := _differs(run, theirs):
-            notes.append(f"{run.label} is not the table's setting: {differs}.")
+            if run and (differs := _differs(run, theirs)):
+                others.setdefault(differs, []).append(run.label)
+    notes = [f"Not the table's setting: {', '.join(o)} ({how})." for how, o in others.items()]
     text = (
         f"Paper: {paper['source']}. Ours: test accuracy, with its 95% interval. Time ratio: "
         "training time over that of the PGD run, or for TRADES the TRADES run, of the most steps"
@@ -58,15 +58,15 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
     )
 
 
-def _ours(run: Run | None, attack: str) -> str:
+def _ours(run: Run | None, attack: str) -> Cell:
     found = run.accuracy(attack) if run else None
-    return "" if found is None else percent(found[0], found[1])
+    return "–" if found is None else share(found[0], found[1])
 
 
 def _ratio(run: Run | None, runs: Sequence[Run]) -> str:
     rivals = baseline(run, runs) if run and run.result else []
     if run is None or not rivals:
-        return ""
+        return "–"
     if len({r.environment.get("hardware") for r in (run, *rivals)}) > 1:
         return "other hardware"
     theirs = sum(r.spent("train_seconds") or 0.0 for r in rivals) / len(rivals)
@@ -77,7 +77,7 @@ def _paper_ratio(rows: dict[str, dict[str, float]], method: str) -> str:
     rival = "TRADES-" if method.startswith("TRADES") else "PGD-"
     steps = [int(m.removeprefix(rival)) for m in rows if m.removeprefix(rival).isdigit()]
     if method == "Natural" or method.removeprefix(rival).isdigit():
-        return ""
+        return "–"
     return f"{rows[method]['minutes'] / rows[f'{rival}{max(steps)}']['minutes']:.2f}"
 
 
