@@ -12,6 +12,7 @@ from yopo import __version__
 from yopo.cli.benching import add_bench, run_bench
 from yopo.cli.diagnosing import DIAGNOSE, diagnose_options, run_diagnose
 from yopo.cli.evaluating import EVAL, eval_options, run_eval
+from yopo.cli.reproducing import REPRODUCE, reproduce_options, run_reproduce
 from yopo.cli.training import COMPARE, TRAIN, run_compare, run_options, run_train
 from yopo.recipes import RECIPES
 
@@ -73,6 +74,15 @@ def main() -> None:
     )
     diagnose_options(diagnose)
 
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="a table of the paper, ours beside its own",
+        epilog=REPRODUCE,
+        formatter_class=raw,
+        allow_abbrev=False,
+    )
+    reproduce_options(reproduce)
+
     args, rest = parser.parse_known_args()
     try:
         match args.command:
@@ -86,6 +96,9 @@ def main() -> None:
                 run_recipes()
             case "data":
                 run_data(args, rest)
+            case "reproduce":
+                _nothing_else(rest)
+                run_reproduce(args)
             case "bench":
                 _nothing_else(rest)
                 run_bench(args)
