@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import yopo
 import yopo.train
 from tests.runs import Silent, tiny_trainer
-from yopo import checkpoint
+from yopo import checkpoint, distributed
 from yopo.config import Tree
 
 METHODS: dict[str, Tree] = {
@@ -189,3 +190,30 @@ def test_two_processes_resume_in_the_middle_of_an_epoch_exactly(
         for name in ("whole", "pieces")
     ]
     assert lines[0] == lines[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_exchanges_run_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a group of one: what two would add is not seen, but tensors and types are right."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    device = torch.device("cuda", 0)
+    dist.init_process_group("nccl", rank=0, world_size=1, device_id=device)
+    try:
+        net = yopo.models.preactresnet18(width=4, blocks=(1, 1)).to(device)
+        distributed.same_everywhere(net)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        distributed.average_gradients_before_each_step(optimizer)
+        synced = distributed.synchronise_batchnorm(net)
+        assert any(isinstance(m, torch.nn.SyncBatchNorm) for m in synced.modules())
+        x = torch.rand(8, 3, 16, 16, device=device)
+        y = torch.arange(8, device=device)
+        yopo.YOPO(synced, yopo.Linf(0.03), m=2, n=2).backward(x, y)
+        optimizer.step()
+        assert distributed.from_first([1.5, 2.5]) == [1.5, 2.5]
+        assert distributed.summed(torch.tensor([3.0], device=device)).item() == 3
+        assert torch.equal(distributed.concatenated(x), x)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()

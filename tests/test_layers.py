@@ -25,7 +25,7 @@ LAYERS = [
     {"yopo.argmin", "yopo.argmax"},
     {"yopo.pmp", "yopo.layers"},
     {"yopo.hamiltonian", "yopo.split", "yopo.propagation", "yopo.frozen", "yopo.threat"},
-    {"yopo.losses", "yopo.checks", "yopo.lbfgs"},
+    {"yopo.losses", "yopo.checks", "yopo.lbfgs", "yopo.paper"},
 ]
 
 

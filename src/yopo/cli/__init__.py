@@ -13,6 +13,7 @@ from yopo.cli.benching import add_bench, run_bench
 from yopo.cli.diagnosing import DIAGNOSE, diagnose_options, run_diagnose
 from yopo.cli.evaluating import EVAL, eval_options, run_eval
 from yopo.cli.reporting import add_report, run_report
+from yopo.cli.reproducing import REPRODUCE, reproduce_options, run_reproduce
 from yopo.cli.training import COMPARE, TRAIN, run_compare, run_options, run_train
 from yopo.recipes import RECIPES
 
@@ -75,6 +76,15 @@ def main() -> None:
     diagnose_options(diagnose)
     add_report(commands)
 
+    reproduce = commands.add_parser(
+        "reproduce",
+        help="a table of the paper, ours beside its own",
+        epilog=REPRODUCE,
+        formatter_class=raw,
+        allow_abbrev=False,
+    )
+    reproduce_options(reproduce)
+
     args, rest = parser.parse_known_args()
     try:
         match args.command:
@@ -88,6 +98,9 @@ def main() -> None:
                 run_recipes()
             case "data":
                 run_data(args, rest)
+            case "reproduce":
+                _nothing_else(rest)
+                run_reproduce(args)
             case "bench":
                 _nothing_else(rest)
                 run_bench(args)

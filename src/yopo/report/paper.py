@@ -1,13 +1,12 @@
 """The paper's tables beside our runs."""
 
-import json
 from collections.abc import Sequence
 from fractions import Fraction
 from html import escape
-from importlib.resources import files
 from math import isclose
 from typing import Any
 
+from yopo.paper import paper
 from yopo.report.headline import baseline
 from yopo.report.records import Run
 from yopo.report.tables import Cell, share, table
@@ -15,17 +14,10 @@ from yopo.report.tables import Cell, share, table
 TABLES = ("table1", "table2", "table3", "table4")
 
 
-def load_paper() -> dict[str, Any]:
-    """Tables 1 to 4 of the paper, as data."""
-    text = (files("yopo.data") / "paper.json").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded
-
-
 def paper_html(runs: Sequence[Run], name: str) -> str:
     """One table of the paper with our runs' figures beside its own."""
-    paper = load_paper()
-    theirs = paper["tables"][name]
+    data = paper()
+    theirs = data["tables"][name]
     attacks = [c for c in next(iter(theirs["rows"].values())) if c != "minutes"]
     timed = "hardware" in theirs
     heads = ["method", "run"]
@@ -46,7 +38,7 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
                 others.setdefault(differs, []).append(run.label)
     notes = [f"Not the table's setting: {', '.join(o)} ({how})." for how, o in others.items()]
     text = (
-        f"Paper: {paper['source']}. Ours: test accuracy, with its 95% interval. Time ratio: "
+        f"Paper: {data['source']}. Ours: test accuracy, with its 95% interval. Time ratio: "
         "training time over that of the PGD run, or for TRADES the TRADES run, of the most steps"
         + (f"; the paper's on a {theirs['hardware']}." if timed else "; the paper has none here.")
     )
