@@ -67,7 +67,7 @@ def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
         if not rivals:
             continue
         other = rivals[0].method
-        if len({r.environment.get("hardware") for r in (*group, *rivals)}) > 1:
+        if not same_hardware([*group, *rivals]):
             sentences.append(
                 f"{method} and {other} were trained on different hardware: no time ratio."
             )
@@ -85,6 +85,11 @@ def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
             text += f"; its robust accuracy is {points[0]:.2f}%, {other}'s {points[1]:.2f}%"
         sentences.append(text + ".")
     return sentences
+
+
+def same_hardware(runs: Sequence[Run]) -> bool:
+    """Whether times may be compared, as far as the runs say where they were trained."""
+    return len({h for r in runs if (h := r.environment.get("hardware"))}) <= 1
 
 
 def _mean(runs: Sequence[Run], what: str) -> float:

@@ -7,7 +7,7 @@ from math import isclose
 from typing import Any
 
 from yopo.paper import paper
-from yopo.report.headline import baseline
+from yopo.report.headline import baseline, same_hardware
 from yopo.report.records import Run
 from yopo.report.tables import Cell, share, table
 
@@ -59,7 +59,7 @@ def _ratio(run: Run | None, runs: Sequence[Run]) -> str:
     rivals = baseline(run, runs) if run and run.result else []
     if run is None or not rivals:
         return "–"
-    if len({r.environment.get("hardware") for r in (run, *rivals)}) > 1:
+    if not same_hardware([run, *rivals]):
         return "other hardware"
     theirs = sum(r.spent("train_seconds") or 0.0 for r in rivals) / len(rivals)
     return f"{(run.spent('train_seconds') or 0.0) / theirs:.2f}"
@@ -81,6 +81,10 @@ def _differs(run: Run, theirs: dict[str, Any]) -> str:
         if run.config[part]["name"] != theirs[part]
     ]
     norm, eps = run.config["threat"]["name"], float(run.config["threat"]["eps"])
-    if norm != "linf" or not isclose(eps, Fraction(theirs["eps"]), rel_tol=1e-3):
+    radius = Fraction(theirs["eps"])
+    if norm != "linf" or not isclose(eps, radius, rel_tol=1e-3):
         found.append(f"threat {norm} of {eps:.4g}, not linf of {theirs['eps']}")
+    for e in run.evaluations.values():
+        if not isclose(e["about"]["eps"], eps, rel_tol=1e-3):
+            found.append(f"attacked with {e['about']['threat']}")
     return "; ".join(found)

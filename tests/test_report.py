@@ -1,0 +1,283 @@
+"""The report says what the records say, and nothing leaves it or breaks it."""
+
+import base64
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from tests.reports import Page, write_run
+from tests.robust import trained
+from tests.test_cli import yopo
+from tests.test_cli_eval import run
+from yopo.paper import paper_table
+from yopo.report.headline import headline
+from yopo.report.page import page
+from yopo.report.records import read_runs
+
+__all__ = ["run"]
+PGD, YOPO, NATURAL = ({"method": m} for m in ({"name": "pgd", "steps": 5}, {}, {"name": "natural"}))
+
+
+@pytest.fixture(autouse=True)
+def _float32() -> Iterator[None]:
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> list[Path]:
+    """Natural, PGD-5 and YOPO-2-2."""
+    overs = {"natural": NATURAL, "pgd-5": PGD, "mine": YOPO}
+    return [write_run(tmp_path / name, over) for name, over in overs.items()]
+
+
+def read(folder: Path, name: str) -> Any:
+    return json.loads((folder / name).read_text())
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f}%"
+
+
+def test_tables_and_cards_hold_every_number_of_the_records(three: list[Path]) -> None:
+    found = Page(page(read_runs(three)))
+    for i, folder in enumerate(three):
+        result, evaluated = read(folder, "result.json"), read(folder, "eval.json")
+        cells = dict(zip(found.tables["runs"][0], found.tables["runs"][i + 1], strict=True))
+        assert cells["run"].startswith(folder.name)
+        for which in ("best", "last"):
+            for attack, share in result[which].items():
+                assert cells[f"{attack}, {which}"] == percent(share)
+        assert cells["training"] == f"{result['train_seconds']:.1f} s"
+        assert cells["propagations"] == f"{result['propagations']:.0f}"
+        cells = dict(zip(found.tables["attacks"][0], found.tables["attacks"][i + 1], strict=True))
+        for attack, a in (evaluated["attacks"] | {"worst case": evaluated["worst"]}).items():
+            low, high = (f"{100 * v:.1f}" for v in a["interval"])
+            shown = f"{percent(a['accuracy'])} {low}–{high}"
+            assert cells[attack] == shown
+            assert shown in [r[1] for r in found.tables["card"] if r[0] == attack]
+        assert yaml.safe_load(found.text.split("Settings")[i + 1].split("Trained:")[0]) == (
+            yaml.safe_load((folder / "config.yaml").read_text())
+        )
+
+
+def test_curves_are_the_epochs_drawn_to_scale(three: list[Path]) -> None:
+    """One linear map takes all points and all ticks of a chart to their places."""
+    text = page(read_runs(three))
+    charts = re.findall(r"<svg viewBox.*?</svg>", text)
+    assert len(charts) == 2
+    for chart, axis in zip(charts, ("train_seconds", "propagations"), strict=True):
+        tree = ElementTree.fromstring(chart)
+        x, y = [], []
+        for i, folder in enumerate(three):
+            for measure in ("clean", "robust"):
+                (curve,) = tree.findall(f"g[@data-run='{i}'][@data-measure='{measure}']")
+                dots = curve.findall("circle")
+                places = [(d.attrib["cx"], d.attrib["cy"]) for d in dots]
+                line = curve.find("polyline")
+                assert line is not None
+                assert [tuple(p.split(",")) for p in line.attrib["points"].split()] == places
+                for dot, epoch in zip(dots, lines(folder), strict=True):
+                    assert f"epoch {epoch['epoch']}: " in dot.attrib["data-tip"]
+                    assert percent(epoch[measure]) in dot.attrib["data-tip"]
+                    x.append((epoch[axis], float(dot.attrib["cx"])))
+                    y.append((epoch[measure], float(dot.attrib["cy"])))
+        for label in tree.findall("text"):
+            words = label.text or ""
+            if words.endswith("%"):
+                y.append((float(words[:-1]) / 100, float(label.attrib["y"]) - 4))  # mid-letter
+            elif re.fullmatch(r"[\d.]+", words):
+                x.append((float(words), float(label.attrib["x"])))
+        for pairs in (x, y):
+            value, place = np.array(pairs).T
+            slope, start = np.polyfit(value, place, 1)
+            assert abs(slope) > 0
+            assert np.abs(slope * value + start - place).max() < 0.15  # of 300 and more
+
+
+def test_nothing_is_fetched_and_hostile_words_stay_words(tmp_path: Path) -> None:
+    evil = "<img src=x onerror=alert(1)>\"'&"
+    folder = write_run(
+        tmp_path / evil.replace("/", ""),
+        YOPO | {"notes": f"</pre><script>{evil}"},
+        hardware=evil,
+        warnings=[{"code": "masked", "text": f"</p>{evil}"}],
+    )
+    text = page(read_runs([folder]), paper="table1")
+    found = Page(text)
+    assert not found.all("img")
+    assert len(found.all("script")) == 1
+    assert found.text.count(evil) >= 4
+    assert f"</p>{evil}" in found.text
+    for _, attrs in found.elements:
+        assert not {"src", "href", "srcset", "onerror"} & attrs.keys()
+    assert not re.search(r"https?://|@import|url\(", text)
+
+
+def test_headline_says_who_is_most_robust_and_what_it_cost(tmp_path: Path) -> None:
+    pgd, fast = write_run(tmp_path / "a", PGD, robust=0.5), write_run(tmp_path / "b", robust=0.7)
+    said = " ".join(headline(read_runs([pgd, fast])))
+    assert "b (YOPO-2-2) is the most robust of 2 runs: 70.00%" in said
+    ours, theirs = (read(f, "result.json") for f in (fast, pgd))
+    for what, words in (("train_seconds", "PGD-5's time"), ("propagations", "its propagations")):
+        assert f"{ours[what] / theirs[what]:.2f} of {words}" in said
+    close = write_run(tmp_path / "c", NATURAL, robust=0.72)
+    said = " ".join(headline(read_runs([pgd, fast, close])))
+    assert "c (Natural) has the highest" in said
+    assert "overlaps with b (YOPO-2-2)'s (70.00%)" in said
+    other = write_run(tmp_path / "d", hardware="another GPU", robust=0.1)
+    assert "different hardware: no time ratio" in " ".join(headline(read_runs([pgd, other])))
+
+
+def test_headline_compares_like_with_like(tmp_path: Path) -> None:
+    small, large = ({"threat": {"eps": eps}} for eps in (0.1, 0.2))
+    first, other = write_run(tmp_path / "a", small), write_run(tmp_path / "b", large)
+    tree = read(other, "eval.json")
+    tree["about"]["threat"] = "L∞, eps = 0.2"
+    (other / "eval.json").write_text(json.dumps(tree))
+    assert "do not compare" in headline(read_runs([first, other]))[0]
+    # Where one is not evaluated, what both runs measured on the test set counts.
+    third = write_run(tmp_path / "c", small, evaluated=False, robust=0.999)
+    assert "99.90%" in headline(read_runs([first, third]))[0]
+    assert "1,000 test images withstand pgd-3" in headline(read_runs([first, third]))[0]
+
+
+def test_unfinished_runs_are_shown_as_such(tmp_path: Path, three: list[Path]) -> None:
+    empty = write_run(tmp_path / "empty", epochs=0, finished=False)
+    (empty / "metrics.jsonl").unlink()
+    going = write_run(tmp_path / "going", epochs=2, finished=False)
+    with (going / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "train_sec')  # killed while it wrote
+    found = Page(page(read_runs([*three, empty, going])))
+    assert "No epoch is finished yet." in found.text
+    assert "Not finished: 2 of 3 epochs" in found.text
+    assert "not counted here: empty (YOPO-2-2), going (YOPO-2-2)" in found.text
+    assert [row[3] for row in found.tables["runs"][-2:]] == ["0 of 3", "2 of 3"]
+    assert not found.all("button", **{"data-run": "3"})
+    Page(page(read_runs([empty])))
+
+
+def test_a_collapse_is_told(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    line = {"epoch": 5, "train_seconds": 99.0, "propagations": 30.0, "collapse": "the loss is NaN"}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line | {"action": "rollback"}) + "\n")
+    found = Page(page(read_runs([folder])))
+    assert "Collapse in epoch 5: the loss is NaN (rollback)." in found.text
+
+
+def test_paper_beside_ours(tmp_path: Path) -> None:
+    over = {"method": {"m": 5, "n": 10}, "threat": {"eps": 0.3}, "data": {"name": "mnist"}}
+    pgd = {"method": {"name": "pgd", "steps": 40}, "threat": {"eps": 0.3}}
+    folders = [write_run(tmp_path / "y", over), write_run(tmp_path / "p", pgd)]
+    found = Page(page(read_runs(folders), paper="table1"))
+    heads, *rows = found.tables["paper"]
+    assert [row[0] for row in rows] == list(paper_table("table1"))
+    for row in rows:
+        for attack, value in paper_table("table1")[row[0]].items():
+            assert row[heads.index(f"{attack}, paper")] == f"{value:.2f}%"
+    ours, share = rows[-1], read(folders[0], "eval.json")["attacks"]["pgd-40"]["accuracy"]
+    assert ours[heads.index("pgd-40, ours")].startswith(percent(share))
+    seconds = [read(f, "result.json")["train_seconds"] for f in folders]
+    assert ours[-1] == f"{seconds[0] / seconds[1]:.2f}"
+    assert "Not the table's setting: p (PGD-40) (data mnist-subset, not mnist" in found.text
+    assert "y (YOPO-5-10) (attacked with L∞, eps = 0.1)" in found.text
+    timed = Page(page(read_runs(folders), paper="table3")).tables["paper"]
+    assert timed[-1][0] == "YOPO-5-3"
+    assert timed[-1][timed[0].index("time ratio, paper")] == f"{476 / 2713:.2f}"
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / seed / "pgd") for seed in ("s0", "s1")]
+    assert [r.name for r in read_runs(folders)] == ["s0/pgd", "s1/pgd"]
+
+
+def test_errors_say_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write_run(tmp_path / "runs" / "good")
+    broken = write_run(tmp_path / "broken")
+    (broken / "metrics.jsonl").write_text("{\n{}\n")
+    for words, message in (
+        ([tmp_path / "runs"], "expected a run folder with config.yaml"),
+        ([tmp_path / "runs"], "did you mean"),
+        ([good, tmp_path / "runs" / ".." / "runs" / "good"], "each run once"),
+        ([broken], "line 1 of"),
+        ([good, "--paper", "table9"], "expected --paper table1, table2"),
+        ([good, "--out", tmp_path], "expected a file for --out"),
+    ):
+        assert yopo(monkeypatch, "report", *words) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_command_writes_page_and_figures(
+    tmp_path: Path, three: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, figures = tmp_path / "new" / "r.html", tmp_path / "figures"
+    assert yopo(monkeypatch, "report", *three, "--out", out, "--figures", figures) == 0
+    Page(out.read_text())
+    for stem in ("accuracy-time", "accuracy-propagations"):
+        with Image.open(figures / f"{stem}.png") as picture:
+            assert picture.size[0] > 600
+        assert ElementTree.parse(figures / f"{stem}.svg").getroot().tag.endswith("svg")
+
+
+def test_figures_need_matplotlib(
+    three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.chdir(three[0].parent)
+    assert yopo(monkeypatch, "report", three[0], "--figures", "figures") == 2
+    assert "--figures needs matplotlib" in capsys.readouterr().err
+
+
+def test_pictures_are_the_images_and_the_networks_own_answers(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from yopo.data import load
+
+    words = ["--attacks", "pgd-10", "--samples", "300", "--eps", "0.2", "--save-examples"]
+    assert yopo(monkeypatch, "eval", run, *words) == 0
+    out = tmp_path / "r.html"
+    assert yopo(monkeypatch, "report", run, "--out", out) == 0
+    found = Page(out.read_text())
+    pixels = [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(img["src"].split(",")[1]))))
+        for img in found.all("img")
+    ]
+    assert len(pixels) == 24
+    test = {image.tobytes() for image in load("mnist-subset").x_test.squeeze(1).numpy()}
+    adversarial = torch.tensor(np.stack(pixels[2::3])).unsqueeze(1) / 255
+    answers = trained()[0].eval()(adversarial).argmax(1).tolist()
+    shown = re.findall(r"(\d)read as (\d)", found.text)
+    assert len(shown) == 8
+    for i, (label, answer) in enumerate(shown):
+        clean, eta, attacked = (p.astype(float) for p in pixels[3 * i : 3 * i + 3])
+        assert pixels[3 * i].tobytes() in test
+        moved = attacked - clean
+        assert 0 < np.abs(moved).max() <= 0.2 * 255 + 0.51
+        assert np.corrcoef(eta.ravel(), moved.ravel())[0, 1] > 0.999
+        assert int(answer) == answers[i] != int(label)
+    # Without the weights, the pictures stay and the answers go.
+    (run / "model.safetensors").unlink()
+    assert yopo(monkeypatch, "report", run, "--out", out) == 0
+    found = Page(out.read_text())
+    assert len(found.all("img")) == 24
+    assert found.text.count("misclassified") == 8
+    assert "weights could not be read here" in found.text
