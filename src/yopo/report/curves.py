@@ -9,10 +9,14 @@ from yopo.evaluation.card import duration
 from yopo.report.records import Run
 
 WIDTH, HEIGHT = 440, 300  # of the viewBox; near a phone's width, so that text keeps its size
-LEFT, RIGHT, TOP, BOTTOM = 38, 12, 10, 40
+LEFT, RIGHT, TOP, BOTTOM = 40, 18, 10, 40
 MEASURES = ("robust", "clean")
 AXES = {"train_seconds": "training time", "propagations": "propagations per image"}
-PALETTE = "#2f6db5 #c8552f #3a8a4d #8a5bb5 #b3862b #2b8f96 #b84a7a #6b6b6b".split()
+# page.css has the same as --c0 to --c11, and lighter ones for dark screens.
+PALETTE = (
+    "#2f6db5 #c8552f #3a8a4d #8a5bb5 #b3862b #2b8f96 "
+    "#b84a7a #6b6b6b #7a4a2a #1d3f8f #7c9a1e #a02020"
+).split()
 
 
 def svg(runs: Sequence[Run], axis: str) -> str:
@@ -51,7 +55,8 @@ def _curve(run: Run, i: int, measure: str, axis: str, end: float) -> str:
     dots = []
     for (x, y), p in zip(places, run.points, strict=True):
         spent = f"{duration(p['train_seconds'])}, {p['propagations']:.0f} propagations"
-        tip = f"{run.label}, epoch {p['epoch']}: {attack} {100 * p[measure]:.2f}% after {spent}"
+        share = f"{100 * p[measure]:.2f}% of {p['images']} images"
+        tip = f"{run.label}, epoch {p['epoch']}: {attack} {share} after {spent}"
         dots.append(f'<circle cx="{x}" cy="{y}" r="{radius}" data-tip="{escape(tip)}"/>')
     return (
         f'<g class="curve {measure}" data-run="{i}" data-measure="{measure}" '

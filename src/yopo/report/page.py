@@ -34,9 +34,10 @@ PAGE = """<!doctype html>
 def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: str | None = None) -> str:
     """The report on these runs."""
     title = f"Adversarial training: {len(runs)} runs" if len(runs) > 1 else "Adversarial training"
-    sentences = "".join(f"<p>{escape(s)}</p>" for s in headline(runs))
+    first, *others = map(escape, headline(runs))
+    listed = f"<ul>{''.join(f'<li>{s}</li>' for s in others)}</ul>" if others else ""
     body = [
-        f'<div class="headline">{sentences}</div>',
+        f'<div class="headline"><p>{first}</p>{listed}</div>',
         _charts(runs),
         "<h2>Runs</h2>",
         runs_table(runs),
