@@ -149,7 +149,9 @@ def _run(run: Run, i: int, strips: Sequence[Strip]) -> str:
     parts += [strip_html(strip) for strip in strips if strip.run is run]
     settings = escape(yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True))
     parts.append(f"<details><summary>Settings</summary><pre>{settings}</pre></details>")
-    where = ", ".join(str(v) for v in run.environment.values() if v) or "not recorded"
+    known = {k: v for k, v in run.environment.items() if v}
+    facts = [f"commit {v}" if k == "commit" else str(v) for k, v in known.items()]
+    where = ", ".join(facts) or "where is not recorded"
     parts.append(f'<p class="small">Trained: {escape(where)}.</p>')
     return f"<section>{''.join(parts)}</section>"
 
