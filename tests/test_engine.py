@@ -150,6 +150,22 @@ def test_compiled_with_an_inner_loop_of_its_own(batch: Batch) -> None:
     compare(convnet(), build, several(batch, 3), THREAT, 1e-9, compile=True)
 
 
+def test_frees_perturbation_can_be_put_back(batch: Batch) -> None:
+    """As a checkpoint does: the next step starts from what the method was given."""
+    x, y = batch
+    net = convnet()
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    method = Free(net, THREAT, m=2, optimizer=optimizer)
+    engine = Engine(method, optimizer, compile=False)
+    first = engine.step(x, y).eta.clone()
+    kept = engine.step(x, y).eta.clone()
+    assert not torch.equal(first, kept)
+    method.eta = None
+    torch.testing.assert_close(engine.step(x, y).eta, first)
+    method.eta = first.clone()
+    torch.testing.assert_close(engine.step(x, y).eta, kept)
+
+
 def test_other_shapes_run_plainly(batch: Batch) -> None:
     x, y = batch
     batches = [(x, y), (x[:4], y[:4]), (x, y)]
