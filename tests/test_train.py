@@ -251,6 +251,30 @@ def test_the_loop_is_plain_sgd_for_natural_training(tmp_path: Path) -> None:
         torch.testing.assert_close(trainer.model.state_dict()[key], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor"
+)  # of torch's own making, when it compiles
+def test_the_engine_trains_the_same_network(tmp_path: Path) -> None:
+    """Through compiled steps, with a growing eps, a schedule, averaging and a stop on the way."""
+    over: Tree = {
+        "method": {"name": "fast"},
+        "eps_warmup": 2,
+        "model": {"options": {"dropout": 0.0}},
+    }
+    plain = tiny_trainer(tmp_path / "plain", over)
+    plain.run()
+    compiled = tiny_trainer(tmp_path / "compiled", over | {"engine": "compiled"})
+    compiled.stop = True
+    with pytest.raises(StopRequested):
+        compiled.run()
+    compiled = tiny_trainer(tmp_path / "compiled", over | {"engine": "compiled"})
+    assert compiled.resume()
+    result = compiled.run()
+    assert result["warmup_seconds"] > 0
+    for a, b in ((plain.model, compiled.model), (plain.follower, compiled.follower)):
+        torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=1e-4, atol=1e-6)
+
+
 def test_ema_follows_and_keeps_its_own_statistics(tmp_path: Path) -> None:
     over: Tree = {"model": {"name": "preactresnet18", "options": {"width": 4, "blocks": [1]}}}
     over["method"] = {"name": "pgd", "steps": 1}

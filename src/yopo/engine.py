@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from yopo.compiled import Compiled, CompiledSplit, inductor_options
 from yopo.ema import EMA
@@ -70,6 +71,7 @@ class Engine:
         self._full: Linf | L2 | None = None  # the threat, and the one with tensors
         self._threat: Any = None
         self._eta: Tensor | None = None  # Free's, carried over
+        self._hooks: list[RemovableHandle] = []
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -109,6 +111,13 @@ class Engine:
             if group["lr"] is not rate:  # set anew since the last step
                 rate.fill_(group["lr"])
                 group["lr"] = rate
+
+        if isinstance(self.method, Free) and self._eta is not None:
+            if self.method.eta is None:  # set anew, as by a checkpoint
+                self._eta.zero_()
+            elif self.method.eta is not self._eta:
+                self._eta.copy_(self.method.eta)
+            self.method.eta = self._eta
 
     def _work(self, method: Method, x: Tensor, y: Tensor) -> Step:
         if isinstance(method.model, Compiled):
@@ -150,11 +159,16 @@ class Engine:
             for group in self._groups:
                 group["fused"], group["foreach"] = True, False  # takes the rate as a tensor
         self._plain = self._fast = self._variant(self.method.model)
-        if self.compile:
-            self._try_to_compile(x, y)
-        if self.capture:
-            self._try_to_capture(x, y)
-            torch.cuda.synchronize(self.device)
+        searched = torch.backends.cudnn.benchmark
+        try:  # the kernels chosen now are those of every replay
+            torch.backends.cudnn.benchmark = self.capture or searched
+            if self.compile:
+                self._try_to_compile(x, y)
+            if self.capture:
+                self._try_to_capture(x, y)
+                torch.cuda.synchronize(self.device)
+        finally:
+            torch.backends.cudnn.benchmark = searched
         self.warmup_seconds += time.perf_counter() - began
 
     def _try_to_compile(self, x: Tensor, y: Tensor) -> None:
@@ -172,6 +186,8 @@ class Engine:
                 self._rehearse(x, y)
         except Exception as error:
             self._fast, self._average = self._plain, self.ema.move if self.ema else None
+            for hook in self._hooks:
+                hook.remove()
             self.say(f"not compiled: {_first_line(error)}")
 
     def _try_to_capture(self, x: Tensor, y: Tensor) -> None:
@@ -226,7 +242,8 @@ class Engine:
             settle = self.optimizer.register_step_pre_hook(lambda *_: model.settle())
             hooks: Any = self.optimizer._optimizer_step_pre_hooks
             hooks.move_to_end(settle.id, last=False)
-            self.optimizer.register_step_post_hook(lambda *_: model.refresh())
+            refresh = self.optimizer.register_step_post_hook(lambda *_: model.refresh())
+            self._hooks = [settle, refresh]
         return method
 
     def _rehearse(self, x: Tensor, y: Tensor) -> Tensor:
