@@ -120,12 +120,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for i, r in enumerate(rows):
         text = f"{r['step']:.1f} ms"
         if r["literal"]:
-            text += f"   {r['literal'] / r['step']:.1f}x faster than {r['literal']:.0f}"
+            text += f", literal {r['literal']:.1f} ms ({r['literal'] / r['step']:.1f}x)"
         ax.text(max(r["step"], r["literal"] or 0), i, "  " + text, va="center", fontsize=9)
     ax.set_xlim(0, 1.45 * max(max(literal), max(r["step"] for r in rows)))
     ax.set_xlabel("milliseconds a training step")
     ax.set_title(f"{found['model']}, batch {found['batch']}, {found['device']}", loc="left")
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(frameon=False, loc="lower right")
+    fig.legend(frameon=False, loc="outside lower center", ncols=2)
     fig.savefig(path, dpi=150)
     plt.close(fig)
