@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import pick_device
+from yopo.cli.common import nothing_else, pick_device
 
 BENCH = """examples:
   yopo bench
@@ -20,12 +20,8 @@ same algorithm written as the paper's released code runs it."""
 METHODS = "natural,pgd-10,free-8,nfgsm,trades-10,yopo-5-3-before,yopo-5-3,trades-yopo-3-4"
 
 
-def add_bench(commands: Any) -> None:  # noqa: ANN401
-    """Declare the command."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = commands.add_parser(
-        "bench", help="time a training step", epilog=BENCH, formatter_class=raw, allow_abbrev=False
-    )
+def bench_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `yopo bench`."""
     parser.add_argument("--model", default="preactresnet18", help="or smallcnn, wideresnet")
     parser.add_argument("--methods", default=METHODS, help=f"by default {METHODS}")
     parser.add_argument("--batch", type=int, default=256)
@@ -37,8 +33,9 @@ def add_bench(commands: Any) -> None:  # noqa: ANN401
     parser.add_argument("--picture", type=Path, help="file for a picture of them (PNG or SVG)")
 
 
-def run_bench(args: argparse.Namespace) -> None:
+def run_bench(args: argparse.Namespace, rest: list[str]) -> None:
     """Measure, print, write."""
+    nothing_else(rest)
     import torch
 
     from yopo.bench import SETTINGS, bench

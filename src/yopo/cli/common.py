@@ -20,3 +20,9 @@ def pick_device(name: str | None) -> Any:  # noqa: ANN401
 def rank() -> int:
     """This process's number under torchrun, else 0."""
     return int(os.environ.get("RANK", "0"))
+
+
+def nothing_else(rest: list[str]) -> None:
+    """Refuse arguments that a command does not have."""
+    if rest:
+        raise ValueError(f"did not expect {' '.join(rest)}; see --help")

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from yopo.cli.common import nothing_else
+
 if TYPE_CHECKING:
     from yopo.report.pictures import Strip
     from yopo.report.records import Run
@@ -15,24 +17,17 @@ The page is made from the run folders alone, and everything it needs is inside i
 `yopo eval`; pictures from its --save-examples."""
 
 
-def add_report(commands: Any) -> None:  # noqa: ANN401
-    """Declare the command."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = commands.add_parser(
-        "report",
-        help="one page about one or several runs",
-        epilog=REPORT,
-        formatter_class=raw,
-        allow_abbrev=False,
-    )
+def report_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `yopo report`."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="default report.html")
     parser.add_argument("--paper", help="table1 … table4: the paper's figures beside ours")
     parser.add_argument("--figures", type=Path, help="folder for the curves as PNG and SVG")
 
 
-def run_report(args: argparse.Namespace) -> None:
+def run_report(args: argparse.Namespace, rest: list[str]) -> None:
     """Read the runs, write the page."""
+    nothing_else(rest)
     from yopo import checkpoint
     from yopo.report.curves import save_figures
     from yopo.report.page import page

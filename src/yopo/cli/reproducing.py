@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from yopo import checkpoint
+from yopo.cli.common import nothing_else
 from yopo.cli.evaluating import run_eval
 from yopo.cli.training import train_one
 from yopo.config import Config, Tree, overlay, validate
@@ -106,8 +107,9 @@ def reproduce_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
 
 
-def run_reproduce(args: argparse.Namespace) -> None:
+def run_reproduce(args: argparse.Namespace, rest: list[str]) -> None:
     """Train and attack every row, then print ours beside the paper's."""
+    nothing_else(rest)
     what = TABLES[args.table]
     rows = list(what.recipes) if args.rows is None else [r.strip() for r in args.rows.split(",")]
     for row in rows:

@@ -36,6 +36,21 @@ COMPARE = """examples:
   yopo compare cifar10-fast --methods pgd-10,yopo-5-3,trades-yopo-3-4 --epochs 15 --out runs/c10"""
 
 
+def train_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `yopo train`."""
+    parser.add_argument("recipe", nargs="?", help="name of a recipe, or a YAML file")
+    run_options(parser)
+    parser.add_argument("--dry-run", action="store_true", help="show the settings and the cost")
+    parser.add_argument("--settings", action="store_true", help="list every setting and leave")
+
+
+def compare_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `yopo compare`."""
+    parser.add_argument("recipe", help="name of a recipe, or a YAML file")
+    parser.add_argument("--methods", required=True, help="as natural,pgd-10,yopo-5-3")
+    run_options(parser)
+
+
 def run_options(parser: argparse.ArgumentParser) -> None:
     """Options of all commands that train."""
     parser.add_argument("--out", type=Path, help="folder of the run")
