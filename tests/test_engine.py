@@ -339,6 +339,17 @@ class TestMoreOnAGPU:
         torch.manual_seed(3)
         assert torch.equal(engine.step(x, y).eta, one)
 
+    def test_a_frozen_first_layer_leaves_the_others_to_train_in_bf16(self) -> None:
+        torch.set_default_dtype(torch.float32)
+        net = small()
+        net.conv1.requires_grad_(False)
+        optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.1)
+        engine = Engine(PGD(net, THREAT, steps=2), optimizer, precision="bf16")
+        before = copy.deepcopy(net.state_dict())
+        engine.step(*images(1, 28, 1)[0])
+        moved = {k for k, v in net.state_dict().items() if not torch.equal(v, before[k])}
+        assert moved == {k for k in before if not k.startswith("conv1")}
+
     def test_what_cannot_be_captured_says_so_and_goes_on(self) -> None:
         class Peeks(nn.Module):
             def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """A compiled network for the engine: what is done once a step instead of once a propagation."""
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -54,7 +55,7 @@ class Compiled(nn.Module):
             out: Tensor = self.parts(x)
             return out
         narrow: dict[str, Tensor] = self._narrow
-        if not next(self.parts.parameters()).requires_grad:  # frozen: no weight gradients
+        if not any(p.requires_grad for p in self.parts.parameters()):  # frozen for an attack
             narrow = {name: w.detach() for name, w in narrow.items()}
         out = functional_call(self.parts, narrow, (x,))
         return out
@@ -129,16 +130,13 @@ _in_use: list[Any] = []  # what the second stream reads: must not be freed befor
 _stream: list[torch.cuda.Stream | None] = [None]
 
 
-class _overlapped:  # noqa: N801
+@contextmanager
+def _overlapped(side: torch.cuda.Stream | None) -> Iterator[None]:
     """Weight gradients found in the block are computed on `side`."""
-
-    def __init__(self, side: torch.cuda.Stream | None) -> None:
-        self.side = side
-
-    def __enter__(self) -> None:
-        _stream[0] = self.side
-
-    def __exit__(self, *_: object) -> None:
+    _stream[0] = side
+    try:
+        yield
+    finally:
         _stream[0] = None
 
 

@@ -237,13 +237,14 @@ class Engine:
             method.split = Split(model, known=cut)
         if isinstance(model, Compiled):
             method.loss = torch.compile(method.loss, dynamic=False)
-            # Free steps inside a batch, so this belongs to the optimizer. Before other hooks:
-            # one of them may clip gradients.
+            # Hooks, since Free steps inside a batch. Before others: one of them may clip gradients.
             settle = self.optimizer.register_step_pre_hook(lambda *_: model.settle())
             hooks: Any = self.optimizer._optimizer_step_pre_hooks
             hooks.move_to_end(settle.id, last=False)
-            refresh = self.optimizer.register_step_post_hook(lambda *_: model.refresh())
-            self._hooks = [settle, refresh]
+            self._hooks = [settle]
+            if isinstance(method, Free):  # else once, before the step
+                refresh = self.optimizer.register_step_post_hook(lambda *_: model.refresh())
+                self._hooks.append(refresh)
         return method
 
     def _rehearse(self, x: Tensor, y: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ done again, so the same command goes on after an interruption."""
 class Reproduction:
     """A table of the paper."""
 
-    name: str
     recipes: dict[str, str]  # of each row
     attacks: tuple[str, ...]  # that it reports
     step: str  # of PGD
@@ -43,14 +42,12 @@ class Reproduction:
 
 TABLES = {
     "table1": Reproduction(
-        "table1",
         {f"{m}": f"mnist-{m.lower()}" for m in ("PGD-5", "PGD-10", "PGD-40", "YOPO-5-10")},
         ("pgd-40", "cw"),
         "0.01",
         "PGD-40",
     ),
     "table2": Reproduction(
-        "table2",
         {m: f"cifar10-{m.lower()}" for m in ("PGD-3", "PGD-5", "PGD-10", "YOPO-3-5", "YOPO-5-3")}
         | {"YOPO-5-3 before": "cifar10-yopo-5-3"},
         ("pgd-20", "cw"),
@@ -58,7 +55,6 @@ TABLES = {
         "PGD-10",
     ),
     "table3": Reproduction(
-        "table3",
         {
             m: f"cifar10-wrn-{m.lower()}"
             for m in ("Natural", "PGD-3", "PGD-5", "PGD-10", "Free-8", "YOPO-3-5", "YOPO-5-3")
@@ -68,7 +64,6 @@ TABLES = {
         "PGD-10",
     ),
     "table4": Reproduction(
-        "table4",
         {m: f"cifar10-{m.lower()}" for m in ("TRADES-10", "TRADES-YOPO-3-4", "TRADES-YOPO-2-5")},
         ("pgd-20", "cw"),
         "2/255",
