@@ -308,7 +308,7 @@ def test_bad_names_get_a_suggestion(names: list[str], message: str) -> None:
         ({"samples": 7}, "at most 6 samples, the images there are, got 7"),
         ({"samples": 0}, "samples to be a whole number of at least 1"),
         ({"batch": 0}, "batch to be a whole number"),
-        ({"precision": "fp8"}, "'float32' or 'bf16'"),
+        ({"precision": "fp8"}, "'tf32'"),
         ({"step": 0.0}, "step > 0"),
         ({"attacks": ["cw-linf"], "threat": L2(1.0)}, "L2 threat; use cw"),
     ],
@@ -383,6 +383,42 @@ def test_tf32_is_off_while_attacks_run_and_back_after(batch: Batch) -> None:
     finally:
         torch.set_float32_matmul_precision("highest")
     assert set(seen) == {(False, "highest")}
+
+
+class Rough(nn.Module):
+    """Takes images brighter than 0.5 for class 1; where TF32 is on, brighter than 0.45."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        edge = 0.45 if torch.backends.cudnn.allow_tf32 else 0.5
+        z = self.scale * (x.flatten(1).mean(1) - edge)
+        return torch.stack([-z, z], 1)
+
+
+@pytest.mark.parametrize("attack", ["pgd-10", "apgd-ce"])
+def test_what_tf32_finds_counts_where_float32_agrees(attack: str) -> None:
+    """Both are broken for TF32, 0.36 alone is out of reach for float32."""
+    x = torch.cat([torch.full((3, 1, 2, 2), v) for v in (0.36, 0.44)]).float()
+    y = torch.zeros(6, dtype=torch.long)
+    result = evaluate(Rough().float(), (x, y), Linf(0.1), [attack], precision="tf32", checks=False)
+    assert result.accuracy == {"clean": 1.0, attack: 0.5}
+    assert result.outcomes[attack].correct.tolist() == [True] * 3 + [False] * 3
+    assert result.about["precision"] == "tf32"
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own making, when it compiles
+def test_compiled_the_same_images_fall(batch: Batch) -> None:
+    model, x = convnet(), batch[0]
+    y = model(x).argmax(1)
+    plain, fast = (
+        evaluate(model, (x, y), Linf(0.1), "pgd-3", batch=4, checks=False, compile=compile)
+        for compile in (False, True)
+    )
+    assert torch.equal(plain.outcomes["pgd-3"].correct, fast.outcomes["pgd-3"].correct)
+    assert 0 < fast.worst < fast.accuracy["clean"] == 1
 
 
 # ---------------------------------------------------------------- going on

@@ -20,7 +20,7 @@ LAYERS = [
     {"yopo.engine", "yopo.evaluation"},
     {"yopo.compiled", "yopo.ema"},
     {"yopo.methods", "yopo.attacks", "yopo.diagnose"},
-    {"yopo.literal"},
+    {"yopo.literal", "yopo.kernels"},
     {"yopo.models", "yopo.data", "yopo.checkpoint"},
     {"yopo.argmin", "yopo.argmax"},
     {"yopo.pmp", "yopo.layers"},

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from yopo.propagation import Objective, Propagation
 from yopo.split import Cut, Split
-from yopo.threat import Threat
+from yopo.threat import Linf, Threat
 
 _aten = torch.ops.aten
 
@@ -21,13 +21,13 @@ _aten = torch.ops.aten
 class Compiled(nn.Module):
     """The network, or its parts f0 and g, compiled.
 
-    own: on a GPU under bf16 autocast, cast the weights of convolutions and linear layers once for
-    each optimizer step, not in every pass, and compute their gradients on a second stream, beside
-    the rest of the backward pass. `settle` must come before gradients are read, `refresh` after
-    weights were changed.
+    cast: under bf16 autocast, cast the weights of convolutions and linear layers once for each
+    optimizer step, not in every pass; `refresh` must come after weights were changed.
+    overlap: on a GPU, compute convolutions' weight gradients on a second stream, beside the rest
+    of the backward pass; `settle` must come before gradients are read.
     """
 
-    def __init__(self, *parts: nn.Module, own: bool) -> None:
+    def __init__(self, *parts: nn.Module, cast: bool, overlap: bool) -> None:
         super().__init__()
         compiled: list[Any] = [torch.compile(part, dynamic=False) for part in parts]
         self.parts = nn.Sequential(*compiled)
@@ -35,9 +35,8 @@ class Compiled(nn.Module):
         self._weights: list[Tensor] = [p for p in self.parameters() if p.requires_grad]
         self._narrow: dict[str, Tensor] = {}  # cast weights by name, and the weights themselves
         self._wide: list[Tensor] = []
-        self._side: torch.cuda.Stream | None = None
-        if own:
-            self._side = torch.cuda.Stream(self._weights[0].device)
+        self._side = torch.cuda.Stream(self._weights[0].device) if overlap else None
+        if cast:
             wide = dict(self.parts.named_parameters())
             self._narrow = {
                 name: wide[name].detach().bfloat16().requires_grad_()
@@ -46,8 +45,8 @@ class Compiled(nn.Module):
             }
             self._wide = [wide[name] for name in self._narrow]
         pairs = zip(self._wide, self._narrow.values(), strict=True)
-        cast = {id(wide): narrow for wide, narrow in pairs}
-        self._leaves: list[Tensor] = [cast.get(id(w), w) for w in self._weights]
+        leaves = {id(wide): narrow for wide, narrow in pairs}
+        self._leaves: list[Tensor] = [leaves.get(id(w), w) for w in self._weights]
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of x."""
@@ -201,11 +200,11 @@ def split_backward(graph: torch.fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def inductor_options(own: bool) -> dict[str, Any]:
+def inductor_options(overlap: bool) -> dict[str, Any]:
     """Settings of the compiler under which the networks are compiled."""
     # combo_kernels would gain 1.5% and is off: a result was wrong with it (records/speed.md).
     options: dict[str, Any] = {}
-    if own:
+    if overlap:
         from torch._inductor.custom_graph_pass import CustomGraphPass
 
         class Pass(CustomGraphPass):
@@ -231,7 +230,7 @@ class CompiledSplit(Split):
     """The n inner steps as one compiled function, where f0 is a module of its own."""
 
     def __init__(
-        self, model: nn.Module, f0: nn.Module, *, known: Cut, ascend: Callable[..., Tensor]
+        self, model: nn.Module, f0: nn.Sequential, *, known: Cut, ascend: Callable[..., Tensor]
     ) -> None:
         super().__init__(model, known=known)
         self._module, self._ascend = f0, ascend
@@ -242,9 +241,21 @@ class CompiledSplit(Split):
 
         def climb(threat: Threat, x: Tensor, eta: Tensor, n: int) -> Tensor:
             with torch.no_grad():
+                if n > 1 and self._ascend is Linf.ascend and (kernels := _kernels(self._module, x)):
+                    conv, bounds = self._module[0], (threat.eps, threat.step)
+                    return kernels.climb(conv, at.p, x, eta, at.grad, *bounds, n)  # type: ignore[no-any-return]
                 return _climb()(self._module, self._ascend, threat, at.p, x, eta, at.grad, n)
 
         return replace(at, climb=climb)
+
+
+def _kernels(f0: nn.Module, x: Tensor) -> Any:  # noqa: ANN401
+    """Our own kernel, if it is made for f0 and Triton is here."""
+    try:
+        from yopo import kernels
+    except ImportError:
+        return None
+    return kernels if kernels.fits(f0, x) else None
 
 
 @cache

@@ -57,6 +57,7 @@ class Engine:
         self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
         self.device = self.parameters[0].device
         self.capture = capture and self.device.type == "cuda"
+        self._cast = self._overlap = precision == "bf16" and self.device.type == "cuda"  # it pays
         self.warmup_seconds = 0.0
         self._plain = self._fast = method
         self._shape: torch.Size | None = None  # of the batches that the fast path takes
@@ -172,17 +173,15 @@ class Engine:
         self.warmup_seconds += time.perf_counter() - began
 
     def _try_to_compile(self, x: Tensor, y: Tensor) -> None:
-        # The weights' casts and gradients are the engine's business only where it pays.
-        own = self.precision == "bf16" and self.device.type == "cuda"
         try:
             # Each method and network of this process counts towards one limit.
             with (
                 torch._dynamo.config.patch(recompile_limit=256),
-                torch._inductor.config.patch(inductor_options(own)),
+                torch._inductor.config.patch(inductor_options(self._overlap)),
             ):
                 if self.ema:
                     self._average = torch.compile(self.ema.move, dynamic=False)
-                self._fast = self._compiled(x, own)
+                self._fast = self._compiled(x)
                 self._rehearse(x, y)
         except Exception as error:
             self._fast, self._average = self._plain, self.ema.move if self.ema else None
@@ -201,24 +200,24 @@ class Engine:
             generator.graphsafe_set_state(before)  # the other still waits for its capture
             self.say(f"not captured as one CUDA graph: {_first_line(error)}")
 
-    def _compiled(self, x: Tensor, own: bool) -> Method:
+    def _compiled(self, x: Tensor) -> Method:
         """The method on the compiled network; where f0 is a function of its own, on two parts."""
         model, method = self.method.model, self.method
         if isinstance(method, PMP):
             raise ValueError("PMP runs the network layer by layer, not as a whole")
         if not isinstance(method, YOPO | TRADESYOPO):
-            return self._variant(Compiled(model, own=own))
+            return self._variant(self._network(model))
         eval_attack = isinstance(method, TRADESYOPO) and method.attack_mode == "eval"
         with eval_mode(model, eval_attack):
             cut = method.split.cut(x)
         if cut.affine:
-            return self._variant(Compiled(model, own=own), cut)
+            return self._variant(self._network(model), cut)
         parts = cut_in_two(model, cut.name)
         if parts is None:
             raise ValueError(
                 f"f0 ends at {cut.name!r} inside a network that is no plain sequence of modules"
             )
-        network = Compiled(*parts, own=own)
+        network = self._network(*parts)
         cut = replace(cut, name="0", module=network.parts[0])
         fast = self._variant(network, cut)
         if isinstance(fast, YOPO | TRADESYOPO) and not cut.random and not _has_statistics(parts[0]):
@@ -226,6 +225,9 @@ class Engine:
             ascend = type(method.threat).ascend
             fast.split = CompiledSplit(network, parts[0], known=cut, ascend=ascend)
         return fast
+
+    def _network(self, *parts: nn.Module) -> Compiled:
+        return Compiled(*parts, cast=self._cast, overlap=self._overlap)
 
     def _variant(self, model: nn.Module, cut: Cut | None = None) -> Method:
         """The method on another form of the network, with the threat's numbers on the device."""
@@ -301,7 +303,7 @@ class Engine:
         return tensors + ([] if self._eta is None else [self._eta])
 
 
-def cut_in_two(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module] | None:
+def cut_in_two(model: nn.Module, name: str) -> tuple[nn.Sequential, nn.Sequential] | None:
     """(f0, g) if the model is a sequence of modules, perhaps nested, and f0 ends after `name`."""
     flat = list(_flat(model, ""))
     inside = [i for i, (path, _) in enumerate(flat) if f"{path}.".startswith(f"{name}.")]

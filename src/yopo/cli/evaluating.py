@@ -43,7 +43,8 @@ def eval_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--eps", help="radius, as 8/255; by default the one of the training")
     parser.add_argument("--step", help="of PGD; by default 2.5·eps/steps, in L2 at least eps/4")
     parser.add_argument("--seed", type=int, default=0, help="of random starts (default 0)")
-    parser.add_argument("--precision", choices=["float32", "bf16"], default="float32")
+    parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], default="float32")
+    parser.add_argument("--compile", action="store_true", help="pays for AutoAttack on a GPU")
     parser.add_argument("--weights", choices=["best", "last"], help="of a run (default best)")
     parser.add_argument("--save-examples", action="store_true", help="write the images found, too")
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
@@ -88,6 +89,7 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
                 seed=args.seed,
                 precision=args.precision,
                 step=step,
+                compile=args.compile,
                 examples=args.save_examples,
                 state=stem.with_name(f"{stem.name}-state"),
                 progress=screen.progress,

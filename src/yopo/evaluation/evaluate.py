@@ -12,7 +12,7 @@ from yopo.evaluation import autoattack
 from yopo.evaluation.card import norm, provenance, settings
 from yopo.evaluation.journal import Journal, digest, weights_digest
 from yopo.evaluation.names import Attack, parse_all
-from yopo.evaluation.network import Network, Precision, full_precision
+from yopo.evaluation.network import Network, Precision, products
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Data, Outcome, Progress, run
 from yopo.evaluation.suspicions import SAMPLE, Suspicion, after, before
@@ -33,6 +33,7 @@ def evaluate(
     seed: int = 0,
     precision: Precision = "float32",
     step: float | None = None,
+    compile: bool = False,
     examples: bool = False,
     checks: bool = True,
     state: Path | str | None = None,
@@ -44,7 +45,10 @@ def evaluate(
     data: batches of images in [0, 1] (or uint8) and labels, as a DataLoader gives, or the pair
     (x, y); all of it is held in memory, the first `samples` images if given.
     step: of PGD and cw-linf; 2.5·eps/steps (in L2 at least eps/4) unless given.
-    examples: keep the adversarial images.
+    precision: "tf32" lets attacks multiply in TF32, as PyTorch does by default on GPUs; where
+    float32 does not agree that an image is broken, it is attacked anew in float32. "bf16"
+    evaluates the network under autocast, which is another network.
+    compile: pays for long attacks on a GPU. examples: keep the adversarial images.
     checks: look for signs that the numbers mislead (docs/warnings.md), for some 70 passes.
     state: a folder for finished batches, from which a second call goes on; `result.forget()`
     removes them. progress: called with an attack's name, the part done and its accuracy so far.
@@ -54,7 +58,7 @@ def evaluate(
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
     chosen = parse_all(attacks)
     check_at_least("batch", batch, 1)
-    check_choice("precision", precision, ("float32", "bf16"))
+    check_choice("precision", precision, ("float32", "tf32", "bf16"))
     step = None if step is None else check_step(step)
     x, y = gather(data, samples)
     if stages := [stage for attack in chosen for stage in attack.stages]:
@@ -77,6 +81,7 @@ def evaluate(
         seed=seed,
         precision=precision,
         step=step,
+        compile=compile,
         examples=examples,
         memory=journal,
         progress=progress,
@@ -137,7 +142,7 @@ def check_data(model: nn.Module, x: Tensor, y: Tensor, precision: Precision) -> 
     if y.dtype != torch.long:
         raise ValueError(f"expected labels of type int64, got {y.dtype}; use y.long()")
     data = Data(x, y, net.device, net.dtype)
-    with torch.no_grad(), full_precision(), eval_mode(model):
+    with torch.no_grad(), products("float32"), eval_mode(model):
         logits = Frozen(net)(data.images(torch.arange(1)))
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -164,7 +169,7 @@ def suspicious(
     steps = fewest.steps if fewest else 20
     step = 2.5 * threat.eps / steps if step is None else step
     probed = net if precision == "bf16" else model
-    with full_precision(), torch.autocast(net.device.type, enabled=False):
+    with products("float32"), torch.autocast(net.device.type, enabled=False):
         return before(probed, data.images(rows), data.labels(rows), threat, step=step, steps=steps)
 
 

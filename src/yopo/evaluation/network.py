@@ -9,23 +9,31 @@ from torch import Tensor, nn
 
 from yopo.propagation import ATTACK_ONLY, FORWARD
 
-Precision = Literal["float32", "bf16"]
+Precision = Literal["float32", "tf32", "bf16"]
 
 
 class Network(nn.Module):
-    """The user's model, in float32 (float64 if its weights are) or bf16 autocast.
+    """The user's model, in float32 (float64 if its weights are) or bf16 autocast; maybe compiled.
 
     `cost` counts images times passes, in full propagations; a pass that can be differentiated
     counts as forward and backward.
     """
 
-    def __init__(self, model: nn.Module, precision: Precision, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: Precision,
+        device: torch.device,
+        *,
+        compile: bool = False,
+    ) -> None:
         super().__init__()
-        self.model, self.precision, self.device = model, precision, device
+        self.precision, self.device = precision, device
+        self.model: Any = torch.compile(model) if compile else model
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
-        if precision == "float32" and dtypes & {torch.bfloat16, torch.float16}:
+        if precision != "bf16" and dtypes & {torch.bfloat16, torch.float16}:
             raise ValueError(
-                f"expected weights in float32 for an evaluation in float32, got "
+                f"expected weights in float32 for an evaluation in {precision}, got "
                 f"{' and '.join(sorted(map(str, dtypes)))}; use model.float(), "
                 "or ask for precision='bf16'"
             )
@@ -43,8 +51,9 @@ class Network(nn.Module):
 
 
 @contextmanager
-def full_precision() -> Iterator[None]:
-    """Multiply float32 numbers as float32, not as TF32 or bf16; put the switches back after."""
+def products(precision: Precision) -> Iterator[None]:
+    """Multiply float32 numbers as float32 unless TF32 is asked for; put the switches back after."""
+    fast = precision == "tf32"
     b: Any = torch.backends
     try:
         tf32, matmul = b.cudnn.allow_tf32, torch.get_float32_matmul_precision()
@@ -54,15 +63,15 @@ def full_precision() -> Iterator[None]:
         before = [owner.fp32_precision for owner in owners]
         try:
             for owner in owners:
-                owner.fp32_precision = "ieee"
+                owner.fp32_precision = "tf32" if fast else "ieee"
             yield
         finally:
             for owner, value in zip(owners, before, strict=True):
                 owner.fp32_precision = value
     else:
         try:
-            b.cudnn.allow_tf32 = False
-            torch.set_float32_matmul_precision("highest")
+            b.cudnn.allow_tf32 = fast
+            torch.set_float32_matmul_precision("high" if fast else "highest")
             yield
         finally:
             b.cudnn.allow_tf32 = tf32

@@ -20,7 +20,7 @@ from yopo.attacks.strongest import Strongest
 from yopo.checks import check_attack, check_targets
 from yopo.evaluation.autoattack import Stages
 from yopo.evaluation.names import Attack
-from yopo.evaluation.network import Network, Precision, full_precision
+from yopo.evaluation.network import Network, Precision, products
 from yopo.frozen import Frozen, eval_mode
 from yopo.losses import margin
 from yopo.threat import L2, Threat
@@ -97,6 +97,7 @@ def run(
     seed: int = 0,
     precision: Precision = "float32",
     step: float | None = None,
+    compile: bool = False,
     examples: bool = False,
     memory: Memory | None = None,
     progress: Progress | None = None,
@@ -106,10 +107,10 @@ def run(
     step: of PGD and cw-linf; `step_size` unless given.
     """
     parameter = next(model.parameters(), x)
-    net = Network(model, precision, parameter.device)
+    net = Network(model, precision, parameter.device, compile=compile)
     data = Data(x, y, parameter.device, net.dtype)
     tell = progress or (lambda *_: None)
-    with torch.inference_mode(False), full_precision(), eval_mode(model):
+    with torch.inference_mode(False), products("float32"), eval_mode(model):
         f = Frozen(net)
         logits, clean = _clean(net, f, data, batch, tell)
         plans: list[tuple[Attack, Sequence[Phase]]] = []  # all of them before any runs
@@ -119,7 +120,7 @@ def run(
                 plans.append((attack, stages.phases(attack.stages)))
             elif attack.kind != "clean":
                 plans.append((attack, _own(attack, f, threat, seed, step)))
-        suite = _Suite(net, data, logits, clean.correct, batch, examples, memory, tell)
+        suite = _Suite(net, f, data, logits, clean.correct, batch, examples, memory, tell)
         return {"clean": clean} | {a.name: suite.attack(a, phases) for a, phases in plans}
 
 
@@ -199,6 +200,7 @@ class _Suite:
     """Runs attacks on what stands after the clean pass."""
 
     net: Network
+    f: Frozen
     data: Data
     logits: Tensor
     correct: Tensor  # (N,) on clean images
@@ -239,8 +241,15 @@ class _Suite:
         if known is not None and torch.equal(known.rows, rows):
             return known
         started, cost = time.perf_counter(), self.net.cost
-        x = self.data.images(rows)
-        found, wrong = phase(x, self.data.labels(rows), self.logits[rows.to(self.logits.device)])
+        x, y = self.data.images(rows), self.data.labels(rows)
+        logits = self.logits[rows.to(self.logits.device)]
+        with products(self.net.precision):
+            found, wrong = phase(x, y, logits)
+        if self.net.precision == "tf32":  # the verdict is float32's
+            with torch.no_grad():
+                doubtful = wrong & (self.f(found).argmax(1) == y)
+            if doubtful.any():
+                found[doubtful], wrong[doubtful] = phase(x[doubtful], y[doubtful], logits[doubtful])
         images = found[wrong].cpu() if self.examples else torch.empty(0)
         wrong = wrong.cpu()  # waits for the device
         seconds = time.perf_counter() - started
