@@ -1,16 +1,23 @@
 #!/usr/bin/env bash
-# All that needs a GPU: its tests, four groups at a time, then `yopo bench` for each network.
-#   bash benchmarks/on_gpu.sh FOLDER
+# All that needs a GPU: its tests, several processes side by side, then `yopo bench` for each network.
+#   bash benchmarks/on_gpu.sh FOLDER [tests|bench]
 set -uo pipefail
 out=${1:?expected a folder for logs and figures}
 mkdir -p "$out"
-test() { python3 -m pytest -q --no-header -p no:cacheprovider "${@:2}" >"$out/tests-$1.log" 2>&1; }
-test small tests/test_engine.py -k "OnAGPU and small" &
-test resnet tests/test_engine.py -k "OnAGPU and resnet" &
-test others tests/test_engine.py -k "OnAGPU and (wide or own)" &
-test more tests/test_engine.py tests/test_gpu.py tests/test_distributed.py -k "MoreOnAGPU or test_gpu or nccl" &
-wait
-tail -qn 3 "$out"/tests-*.log
+shards=${SHARDS:-10}
+if [ "${2:-tests}" = tests ]; then
+  grep -l mark.gpu tests/*.py | xargs python3 -m pytest -o addopts= --collect-only -q -m gpu -p no:cacheprovider | grep :: >"$out/gpu-tests.txt"
+  for i in $(seq "$shards"); do
+    awk -v i="$i" -v n="$shards" 'NR % n == i - 1' "$out/gpu-tests.txt" >"$out/shard-$i.txt"
+    TORCHINDUCTOR_COMPILE_THREADS=2 xargs -d '\n' python3 -m pytest -v --tb=short --no-header -p no:cacheprovider \
+      <"$out/shard-$i.txt" >"$out/shard-$i.log" 2>&1 &
+  done
+  wait
+  cat "$out"/shard-*.log >"$out/gpu-tests.log"
+  rm "$out"/shard-*.txt "$out"/shard-*.log "$out/gpu-tests.txt"
+  grep -hE "^(FAILED|ERROR)|passed|failed" "$out/gpu-tests.log"
+fi
+[ "${2:-bench}" = bench ] || exit 0
 for model in preactresnet18 smallcnn wideresnet; do
   methods=natural,yopo-5-3-before,yopo-5-3,pgd-10
   if [ $model = smallcnn ]; then methods=natural,yopo-5-10-before,yopo-5-10,pgd-40; fi

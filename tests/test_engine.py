@@ -87,6 +87,7 @@ def with_engine(
     precision: Literal["float32", "bf16"] = "float32",
     compile: bool = True,
     capture: bool = True,
+    overlap: bool | None = None,
 ) -> tuple[Engine, EMA, list[float]]:
     said: list[str] = []
     optimizer, ema = sgd(net), EMA(net, 0.9)
@@ -101,6 +102,7 @@ def with_engine(
         capture=capture,
         say=said.append,
     )
+    engine._overlap = engine._overlap if overlap is None else overlap
     losses = []
     for i, (x, y) in enumerate(batches):
         losses.append(float(engine.step(x, y, updates=i).loss))
@@ -349,6 +351,19 @@ class TestMoreOnAGPU:
         engine.step(*images(1, 28, 1)[0])
         moved = {k for k, v in net.state_dict().items() if not torch.equal(v, before[k])}
         assert moved == {k for k in before if not k.startswith("conv1")}
+
+    @pytest.mark.parametrize("name", ["natural", "free", "trades", "yopo after", "yopo before"])
+    def test_weight_gradients_on_a_second_stream_are_the_same(self, name: str) -> None:
+        """As bf16 has it, in float64, where it can be seen."""
+        torch.set_default_dtype(torch.float64)
+        net, batches = resnet(), images(3, 32, 20)
+        twin = copy.deepcopy(net)
+        torch.manual_seed(1)
+        plainly(net, METHODS[name], batches, THREAT)
+        torch.manual_seed(1)
+        engine, _, _ = with_engine(twin, METHODS[name], batches, THREAT, overlap=True)
+        assert engine.captured
+        assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-6)
 
     def test_what_cannot_be_captured_says_so_and_goes_on(self) -> None:
         class Peeks(nn.Module):
