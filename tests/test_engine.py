@@ -60,14 +60,18 @@ gpu = [
 
 
 def sgd(net: nn.Module) -> torch.optim.SGD:
-    lr = 0.01 if next(net.parameters()).is_cuda else 0.05
-    return torch.optim.SGD(net.parameters(), lr, momentum=0.9, weight_decay=5e-4)
+    # 1/64 is a float32, as the engine's rate is on a GPU.
+    return torch.optim.SGD(net.parameters(), 1 / 64, momentum=0.9, weight_decay=5e-4)
+
+
+def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 0.5 if i % 4 in (2, 3) else 1.0)
 
 
 def plainly(net: nn.Module, build: Build, batches: list[Batch], threat: Threat) -> EMA:
     """The loop that the engine stands for."""
     optimizer, ema = sgd(net), EMA(net, 0.9)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    schedule = schedule_of(optimizer)
     method = build(net, optimizer, threat)
     for i, (x, y) in enumerate(batches):
         method.backward(x, y)
@@ -91,7 +95,7 @@ def with_engine(
 ) -> tuple[Engine, EMA, list[float]]:
     said: list[str] = []
     optimizer, ema = sgd(net), EMA(net, 0.9)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    schedule = schedule_of(optimizer)
     method = build(net, optimizer, threat)
     engine = Engine(
         method,
@@ -303,8 +307,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "wide": wide,
     "own": own,
 }
-# float64 shows that the same is computed; float32 has rounding to amplify, most with BatchNorm.
-CASES = ["small float32", "own float32", "resnet float32", "resnet float64", "wide float64"]
+# With BatchNorm twenty steps amplify float32's rounding past 1e-5; float64 shows the same is done.
+CASES = ["small float32", "own float32", "resnet float64", "wide float64"]
 
 
 class TestOnAGPU:
@@ -319,7 +323,7 @@ class TestOnAGPU:
         torch.set_default_dtype(getattr(torch, kind))
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         batches = images(1, 28, 20) if network == "small" else images(3, 32, 20)
-        tol = 1e-5 if kind == "float32" else 1e-6  # the rate itself is a float32
+        tol = 1e-5 if kind == "float32" else 1e-9
         engine = compare(NETWORKS[network](), (METHODS | DEEP)[name], batches, THREAT, tol)
         assert engine.captured
 
@@ -363,7 +367,27 @@ class TestMoreOnAGPU:
         torch.manual_seed(1)
         engine, _, _ = with_engine(twin, METHODS[name], batches, THREAT, overlap=True)
         assert engine.captured
-        assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-6)
+        assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-9)
+
+    @pytest.mark.parametrize("name", METHODS)
+    def test_float32_is_as_far_off_as_another_layout_of_the_plain_loop(self, name: str) -> None:
+        """Twenty steps with BatchNorm, where rounding grows."""
+        torch.set_default_dtype(torch.float32)
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        net, batches = resnet(), images(3, 32, 20)
+        other = copy.deepcopy(net).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        fast = copy.deepcopy(net)
+        for each in (net, other):
+            torch.manual_seed(1)
+            plainly(each, METHODS[name], batches, THREAT)
+        torch.manual_seed(1)
+        with_engine(fast, METHODS[name], batches, THREAT)
+
+        def distance(to: nn.Module) -> Tensor:
+            pairs = zip(to.parameters(), net.parameters(), strict=True)
+            return torch.stack([(a - b).norm() for a, b in pairs]).norm()
+
+        assert distance(fast) <= 3 * distance(other) + 1e-5
 
     def test_what_cannot_be_captured_says_so_and_goes_on(self) -> None:
         class Peeks(nn.Module):
@@ -420,7 +444,7 @@ def test_pmp_runs_plainly_and_says_why(batch: Batch) -> None:
     torch.manual_seed(1)
     said: list[str] = []
     optimizer = sgd(twin)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    schedule = schedule_of(optimizer)
     engine = Engine(PMP(twin, THREAT, m=2), optimizer, capture=False, say=said.append)
     for i, (x, y) in enumerate(batches):
         engine.step(x, y, updates=i)

@@ -68,7 +68,7 @@ def test_n_steps_in_one_kernel(
 
 
 def test_what_it_is_made_for() -> None:
-    x = torch.zeros(2, 3, 8, 8, device=DEVICE)
+    x = torch.zeros(2, 3, 8, 8, device=DEVICE, dtype=torch.float32)
     on_gpu = DEVICE == "cuda"
 
     def fits(*modules: nn.Module, images: Tensor = x) -> bool:

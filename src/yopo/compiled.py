@@ -214,6 +214,7 @@ def inductor_options(overlap: bool) -> dict[str, Any]:
             def uuid(self) -> bytes:
                 return b"yopo split_backward 1"
 
+        _weight_gradient()  # what the compiler kept from another process calls it at once
         options |= {
             "post_grad_custom_post_pass": Pass(),
             # The second stream still reads buffers that the first has no more use for.

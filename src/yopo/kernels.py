@@ -57,7 +57,7 @@ def climb(
     x, grad = x.contiguous(), grad.contiguous()
     result = eta.clone(memory_format=torch.contiguous_format)
     point = torch.empty_like(x)  # x + eta
-    parts = torch.empty(batch, taps, rows * columns, device=x.device)  # of the gradient, by tap
+    parts = x.new_empty(batch, taps, rows * columns)  # of the gradient, by tap
     bias = conv.bias if conv.bias is not None else conv.weight.new_zeros(out)
     _climb[(batch,)](
         result,
