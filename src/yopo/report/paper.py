@@ -34,8 +34,8 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
                 cells += [f"{row[attack]:.2f}%", _ours(run, attack)]
             cells += [_paper_ratio(theirs["rows"], method)] if timed else []
             rows.append([*cells, _ratio(run, runs)])
-            if run and (differs := _differs(run, theirs)):
-                others.setdefault(differs, []).append(run.label)
+            if run and (how := differs(run, theirs)):
+                others.setdefault(how, []).append(run.label)
     notes = [f"Not the table's setting: {', '.join(o)} ({how})." for how, o in others.items()]
     text = (
         f"Paper: {data['source']}. Ours: test accuracy, with its 95% interval. Time ratio: "
@@ -73,7 +73,7 @@ def _paper_ratio(rows: dict[str, dict[str, float]], method: str) -> str:
     return f"{rows[method]['minutes'] / rows[f'{rival}{max(steps)}']['minutes']:.2f}"
 
 
-def _differs(run: Run, theirs: dict[str, Any]) -> str:
+def differs(run: Run, theirs: dict[str, Any]) -> str:
     """How the run's data, network or radius are not the table's."""
     found = [
         f"{part} {run.config[part]['name']}, not {theirs[part]}"
