@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from yopo.config import Config, Tree, overlay, rescaled, validate
+from yopo.config import Config, Tree, overlay, validate
 from yopo.recipes import recipe
 
 
@@ -19,13 +19,13 @@ class Reproduction:
     def config(
         self, row: str, *, seed: int = 0, quick: bool = False, epochs: int | None = None
     ) -> Config:
-        """The settings of a row; in other epochs than the recipe's if given."""
+        """The settings of a row; with `epochs`, only the recipe's first ones."""
         tree = overlay(recipe(self.recipes[row]), {"seed": seed})
         if row.endswith("before"):
             tree = overlay(tree, {"method": {"grad_at": "before"}})
         if quick:
             tree = overlay(tree, QUICK)
-        return validate(tree if epochs is None else rescaled(tree, epochs))
+        return validate(tree if epochs is None else overlay(tree, {"epochs": epochs}))
 
     def folders(self, row: str, out: Path) -> dict[int, Path]:
         """The run folders of a row, by seed."""
