@@ -134,13 +134,13 @@ def _attacked(file: Path, attacks: list[str]) -> bool:
 
 
 def _print(args: argparse.Namespace) -> None:
-    from yopo.report.reproduced import notes, summary
+    from yopo.report.reproduced import legend, notes, summary
 
     bench = json.loads(args.bench.read_text()) if args.bench else None
     found = summary(args.what, args.out, bench)
     console = Console(highlight=False, markup=False)
     console.print(rich_table(found))
-    for note in notes(found):
+    for note in (*legend(found), *notes(found)):
         console.print(f"- {note}", soft_wrap=True)
     if not args.show:
         text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"

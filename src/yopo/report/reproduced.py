@@ -1,6 +1,6 @@
 """A table of the paper beside our runs of it, from their folders alone."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -17,17 +17,23 @@ Summary = dict[str, Any]  # what tableN.json holds
 OTHER = "Not the table's setting"
 
 
-def summary(name: str, out: Path, bench: dict[str, Any] | None = None) -> Summary:
-    """The table's rows as the run folders in `out` have them; rows that were not run are None.
+def summary(
+    name: str,
+    out: Path,
+    bench: dict[str, Any] | None = None,
+    rows: Collection[str] | None = None,
+) -> Summary:
+    """The table, or some of its rows, as the run folders in `out` have them; None for no run.
 
     `bench` is what `yopo bench --json` wrote for the table's network.
     """
     what, theirs = TABLES[name], paper_table(name)
-    runs = {row: read_runs(list(what.folders(row, out).values())) for row in what.recipes}
-    rows = {row: _row(what, row, found) if found else None for row, found in runs.items()}
-    told = _told(name, [run for found in runs.values() for run in found])
-    base = rows[what.against]
-    for row, r in rows.items():
+    wanted = [row for row in what.recipes if rows is None or row in {*rows, what.against}]
+    runs = {row: read_runs(list(what.folders(row, out).values())) for row in wanted}
+    found = {row: _row(what, row, group) if group else None for row, group in runs.items()}
+    told = _told(name, [run for group in runs.values() for run in group])
+    base = found[what.against]
+    for row, r in found.items():
         if r and base and r["seeds"] and base["seeds"]:
             if same_hardware([*runs[row], *runs[what.against]]):
                 r["time_ratio"] = r["recipe_seconds"] / base["recipe_seconds"]
@@ -36,9 +42,9 @@ def summary(name: str, out: Path, bench: dict[str, Any] | None = None) -> Summar
     return {
         "table": name,
         "against": what.against,
-        "rows": rows,
-        "paper": {row: theirs.get(row.removesuffix(" before")) for row in rows},
-        "literal": bench and _literal(name, bench),
+        "rows": found,
+        "paper": {row: theirs.get(row.removesuffix(" before")) for row in wanted},
+        "literal": bench and _literal(name, bench, wanted),
         "notes": told,
     }
 
@@ -93,16 +99,14 @@ def _accuracy(runs: Sequence[Run], attack: str) -> dict[str, Any]:
     return {"mean": mean(values), **spread, "seeds": len(values), "images": images}
 
 
-def _literal(name: str, bench: dict[str, Any]) -> dict[str, Any]:
+def _literal(name: str, bench: dict[str, Any], rows: Sequence[str]) -> dict[str, Any]:
     """Time ratios of the literal loops: milliseconds a step times the recipe's epochs."""
     what, model = TABLES[name], paper()["tables"][name]["model"]
     if bench["model"] != model:
         raise ValueError(f"expected a bench of {model} beside {name}, got one of {bench['model']}")
     steps = {r["method"]: r["literal"] for r in bench["rows"]}
     spent = {
-        row: steps[folder(row)] * what.config(row).epochs
-        for row in what.recipes
-        if steps.get(folder(row))
+        row: steps[folder(row)] * what.config(row).epochs for row in rows if steps.get(folder(row))
     }
     base = spent.pop(what.against, None)
     ratios = {row: cost / base for row, cost in spent.items()} if base else {}
@@ -158,16 +162,21 @@ def cells(table: Summary, row: str) -> list[Cell]:
     return [*shown, (ratio, "extrapolated") if "time_ratio" in r and not measured else ratio]
 
 
-def notes(table: Summary) -> list[str]:
-    """What stands under the table."""
+def legend(table: Summary) -> list[str]:
+    """How to read the table."""
     theirs, against = paper()["tables"][table["table"]], table["against"]
     on = f"; the paper's on a {theirs['hardware']}" if "hardware" in theirs else ""
-    found = [
+    return [
         "Accuracies: test set, ours / the paper's, in %; the mean over seeds, and the lowest and "
         "highest seed where there are several.",
         f"Time: training alone, the mean over seeds; its ratio is over {against}'s in this "
         f"table{on}. Extrapolated: seconds an epoch times the recipe's epochs.",
     ]
+
+
+def notes(table: Summary) -> list[str]:
+    """What a reader must know about the rows."""
+    found = []
     literal = table["literal"] or {"ratio": {}}
     pairs = []
     for row, ratio in literal["ratio"].items():
@@ -176,7 +185,7 @@ def notes(table: Summary) -> list[str]:
     if pairs:
         found.append(
             "The paper's own comparison, by its loops taken literally (`yopo bench`: milliseconds "
-            f"a step times the recipe's epochs; {literal['on']}), over {against}'s: "
+            f"a step times the recipe's epochs; {literal['on']}), over {table['against']}'s: "
             f"{', '.join(pairs)}."
         )
     found += _subsets(table)
