@@ -78,6 +78,11 @@ def test_a_row_end_to_end_and_not_again(
     assert weights[0].read_bytes() != weights[1].read_bytes()
     assert yopo(monkeypatch, *words, "--seeds", "0,1", *more) == 0
     assert [w.stat().st_mtime_ns for w in weights] == before
+    # What the paper's attacks cover is not attacked again on fewer images.
+    (folders[0] / "model.eval.json").unlink()
+    assert yopo(monkeypatch, *words, "--attacks", "cw", "--samples", "40") == 0
+    assert not (folders[0] / "model.eval.json").exists()
+    capsys.readouterr()
     assert yopo(monkeypatch, *words, "--epochs", "1") == 2
     assert "holds a run of other settings (epochs)" in capsys.readouterr().err
 
@@ -124,8 +129,10 @@ def test_wrong_words_are_refused(
         (["table4", "--seeds", "0,x"], "expected numbers for --seeds, as 0,1,2, got '0,x'"),
         (["table4", "--samples", "9"], "--samples is for --attacks"),
         (["figures", "--rows", "PGD-40"], "figures take --out"),
+        (["table4", "--show", "--rows", "TRADES-10"], "--show shows all that is in --out"),
+        (["table4", "--show", "--out", "nothing"], "no folder nothing to show"),
     ):
-        assert yopo(monkeypatch, "reproduce", *words, "--out", tmp_path) == 2
+        assert yopo(monkeypatch, "reproduce", "--out", tmp_path, *words) == 2
         assert message in capsys.readouterr().err
 
 

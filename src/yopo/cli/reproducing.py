@@ -54,6 +54,10 @@ def run_reproduce(args: argparse.Namespace, rest: list[str]) -> None:
     nothing_else(rest)
     if args.samples is not None and args.attacks is None:
         raise ValueError("--samples is for --attacks; the paper's attacks take all test images")
+    if args.show and (args.rows or args.epochs or args.attacks or args.quick):
+        raise ValueError("--show shows all that is in --out; leave --rows and the like out")
+    if args.show and not args.out.is_dir():
+        raise ValueError(f"no folder {args.out} to show")
     if args.what == "figures":
         _figures(args)
         return
@@ -115,11 +119,13 @@ def _attack(name: str, path: Path, args: argparse.Namespace) -> None:
     """
     what = TABLES[name]
     usual, more = ["clean", *what.attacks], args.attacks.split(",") if args.attacks else []
+    most = QUICK_SAMPLES if args.quick else None
     if args.samples is None:
-        plans = [(path, [*usual, *more], QUICK_SAMPLES if args.quick else None)]
+        plans = [(path, [*usual, *more], most)]
     else:
-        plans = [(path, usual, QUICK_SAMPLES if args.quick else None)]
-        plans += [(path / "model.safetensors", ["clean", *more], args.samples)]
+        plans = [(path, usual, most)]
+        if not _attacked(path / "eval.json", more):
+            plans.append((path / "model.safetensors", ["clean", *more], args.samples))
     for target, attacks, samples in plans:
         file = path / ("eval.json" if target == path else "model.eval.json")
         if not _attacked(file, attacks):
