@@ -13,6 +13,7 @@ LAYERS = [
     {"yopo.cli", "yopo.demo", "yopo.__main__"},
     {"yopo.demo_page"},
     {"yopo.bench", "yopo.report"},
+    {"yopo.reproduction"},
     {"yopo.recipes", "yopo.train"},
     {"yopo.build", "yopo.schedule", "yopo.snapshot"},
     {"yopo.config", "yopo.distributed", "yopo.guard"},

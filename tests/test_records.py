@@ -1,7 +1,13 @@
-"""Numbers in the README are those of the records."""
+"""Numbers in the README and the docs are those of the records."""
 
 import json
+import shutil
 from pathlib import Path
+
+import pytest
+
+from tests.test_reproduce import put
+from tools.reproduction_page import texts
 
 ROOT = Path(__file__).parent.parent
 
@@ -15,3 +21,41 @@ def test_step_times_in_the_readme() -> None:
         faster = r["literal"] / r["step"]
         line = f"| {r['method']} | {r['step']:.1f} | {r['literal']:.1f} | {faster:.1f} |"
         assert line in readme, line
+
+
+def test_reproduction_is_that_of_the_records() -> None:
+    """docs/reproduction.md, the README's headline and tableN.json, made again from the runs."""
+    for path, text in texts(ROOT).items():
+        assert path.read_text() == text, f"{path}: run python tools/reproduction_page.py"
+
+
+def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None:
+    for name in ("README.md", "docs/reproduction.md", "records/speed-h200"):
+        source = ROOT / name
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, tmp_path / name)
+    readme, page = tmp_path / "README.md", tmp_path / "docs" / "reproduction.md"
+    rows = [("table2", "YOPO-5-3", s) for s in (0, 1, 2)] + [("table2", "PGD-10", 0)]
+    runs = [put(tmp_path / "records/reproduction" / t, t, row, s) for t, row, s in rows]
+    written = texts(tmp_path)
+    for path in (readme, page):
+        lines = written[path].splitlines()
+        (line,) = [x for x in lines if "YOPO-5-3 (3 seeds)" in x]
+        values = [100 * run["eval"]["attacks"]["pgd-20"]["accuracy"] for run in runs[:3]]
+        assert f"| {sum(values) / 3:.2f} / 44.72 ({min(values):.2f}–{max(values):.2f}) |" in line
+        ratio = sum(run["seconds"] for run in runs[:3]) / 3 / runs[3]["seconds"]
+        assert line.endswith(f"| {ratio:.2f} |")
+        assert any("PGD-40 (not run)" in x for x in lines) == (path == readme)
+        assert "Trained on one fast GPU" in written[path]
+        bench = json.loads((ROOT / "records/speed-h200/bench-preactresnet18.json").read_text())
+        literal = {r["method"]: r["literal"] for r in bench["rows"]}
+        part = literal["yopo-5-3"] * 40 / (literal["pgd-10"] * 105)
+        assert f"YOPO-5-3 {part:.2f} (ours {ratio:.2f})" in written[path]
+    assert written[page].count("Not run yet.") == 3
+    for path, text in written.items():
+        path.write_text(text)
+    assert texts(tmp_path) == written
+    assert json.loads((tmp_path / "records/reproduction/table2/table2.json").read_text())
+    readme.write_text(readme.read_text().replace("<!-- headline -->", ""))
+    with pytest.raises(ValueError, match="expected <!-- headline -->"):
+        texts(tmp_path)

@@ -203,6 +203,28 @@ def test_paper_beside_ours(tmp_path: Path) -> None:
     assert timed[-1][timed[0].index("time ratio, paper")] == f"{476 / 2713:.2f}"
 
 
+def test_seeds_of_one_setting_are_one_row_with_their_mean(tmp_path: Path) -> None:
+    over: Any = {"method": {"m": 5, "n": 10}}
+    shares = {"a": 0.5, "b": 0.6, "c": 0.7}
+    folders = [
+        write_run(tmp_path / name, over | {"seed": seed}, robust=share)
+        for seed, (name, share) in enumerate(shares.items())
+    ]
+    pgd = write_run(tmp_path / "pgd-40", {"method": {"name": "pgd", "steps": 40}}, robust=0.2)
+    other = write_run(tmp_path / "longer", over | {"seed": 3, "epochs": 9}, robust=0.1)
+    runs = read_runs([*folders, pgd, other])
+    said = headline(runs)[0]
+    assert "YOPO-5-10 (mean of 3 seeds) is the most robust of 5 runs: 60.00% (47.0–73.0)" in said
+    heads, *rows = Page(page(runs, paper="table1")).tables["paper"]
+    ours = [row for row in rows if row[0] == "YOPO-5-10"]
+    assert [row[1] for row in ours] == ["3 seeds 3 epochs", "longer (YOPO-5-10) 9 epochs"]
+    values = [read(f, "eval.json")["attacks"]["cw"]["accuracy"] for f in folders]
+    want = f"{percent(sum(values) / 3)} {100 * min(values):.1f}–{100 * max(values):.1f}"
+    assert ours[0][heads.index("cw, ours")] == want
+    seconds = [read(f, "result.json")["train_seconds"] for f in (*folders, pgd)]
+    assert ours[0][-1] == f"{sum(seconds[:3]) / 3 / seconds[3]:.2f}"
+
+
 def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / seed / "pgd") for seed in ("s0", "s1")]
     assert [r.name for r in read_runs(folders)] == ["s0/pgd", "s1/pgd"]

@@ -1,21 +1,27 @@
-"""`yopo reproduce`: rows are trained once, attacked as in the paper, and shown beside it."""
+"""`yopo reproduce`: rows are trained once a seed, attacked as in the paper, and shown beside it."""
 
 import json
+import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from yopo import cli
-from yopo.cli import reproducing
-from yopo.config import overlay, validate
+from tests.reports import evaluation, write_run
+from tools.keep_runs import MACHINE, keep
+from yopo import cli, reproduction
+from yopo.config import overlay
 from yopo.paper import paper_table
 from yopo.recipes import RECIPES
+from yopo.report.reproduced import cells, heads, notes, summary
+from yopo.reproduction import TABLES
 
 
-def yopo(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["yopo", *words])
+def yopo(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["yopo", *map(str, words)])
     try:
         cli.main()
     except SystemExit as stop:
@@ -24,12 +30,12 @@ def yopo(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 
 
 def test_every_row_of_the_paper_has_a_recipe() -> None:
-    for name, what in reproducing.TABLES.items():
-        rows = {row for row in what.recipes if not row.endswith("before")}
-        assert rows == set(paper_table(name))
+    ours = {"table2": {"YOPO-5-3 before", "Free-8"}}
+    for name, what in TABLES.items():
+        assert set(what.recipes) - ours.get(name, set()) == set(paper_table(name))
         for row in what.recipes:
             assert what.recipes[row] in RECIPES
-            config = validate(what.tree(row))
+            config = what.config(row)
             assert config.data.name == ("mnist" if name == "table1" else "cifar10")
             assert getattr(config.method, "grad_at", "after") == (
                 "before" if row.endswith("before") else "after"
@@ -38,33 +44,243 @@ def test_every_row_of_the_paper_has_a_recipe() -> None:
         assert set(what.attacks) < set(paper_table(name)[what.against])
 
 
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick setting, quicker."""
+    torch.set_default_dtype(torch.float32)
+    over = {"epochs": 2, "model": {"options": {"width": 2, "hidden": 8}}}
+    over |= {"data": {"held_out": 5300}}
+    monkeypatch.setattr(reproduction, "QUICK", overlay(reproduction.QUICK, over))
+    monkeypatch.setattr("yopo.cli.reproducing.QUICK_SAMPLES", 50)
+
+
+@pytest.mark.usefixtures("tiny")
 def test_a_row_end_to_end_and_not_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    torch.set_default_dtype(torch.float32)
-    tiny = {
-        "epochs": 1,
-        "model": {"options": {"width": 2, "hidden": 8}},
-        "data": {"held_out": 5300},
-    }
-    monkeypatch.setattr(reproducing, "QUICK", overlay(reproducing.QUICK, tiny))
-    words = ["reproduce", "table1", "--quick", "--rows", "PGD-5", "--samples", "50"]
-    assert yopo(monkeypatch, *words, "--out", str(tmp_path)) == 0
+    words = ["reproduce", "table1", "--quick", "--rows", "PGD-5", "--out", str(tmp_path)]
+    more = ["--attacks", "pgd-3", "--samples", "40"]
+    assert yopo(monkeypatch, *words, "--seeds", "0,1", *more) == 0
     shown = capsys.readouterr().out
-    found = json.loads((tmp_path / "table1.json").read_text())
-    evaluation = json.loads((tmp_path / "pgd-5" / "eval.json").read_text())
-    assert found["rows"]["PGD-5"]["accuracy"] == evaluation["accuracy"]
-    assert set(evaluation["accuracy"]) == {"clean", "pgd-40", "cw"}
-    assert found["paper"]["PGD-5"] == {"clean": 99.43, "pgd-40": 42.39, "cw": 77.04}
-    assert "/ 42.39" in shown
-    weights = (tmp_path / "pgd-5" / "model-last.safetensors").stat().st_mtime_ns
-    assert yopo(monkeypatch, *words, "--out", str(tmp_path)) == 0
-    assert (tmp_path / "pgd-5" / "model-last.safetensors").stat().st_mtime_ns == weights
+    folders = [tmp_path / f"pgd-5-seed-{seed}" for seed in (0, 1)]
+    found = json.loads((tmp_path / "table1.json").read_text())["rows"]["PGD-5"]
+    assert found["seeds"] == [0, 1]
+    for file, attack, images in (("eval", "pgd-40", 50), ("model.eval", "pgd-3", 40)):
+        both = [json.loads((f / f"{file}.json").read_text()) for f in folders]
+        values = [e["accuracy"][attack] for e in both]
+        assert found["accuracy"][attack]["mean"] == pytest.approx(sum(values) / 2)
+        assert found["accuracy"][attack]["images"] == images == both[0]["about"]["images"]
+    assert set(both[0]["accuracy"]) == {"clean", "pgd-3"}
+    assert "not run" in shown  # the other rows
+    assert "Not the table's setting" in shown
+    weights = [f / "model-last.safetensors" for f in folders]
+    before = [w.stat().st_mtime_ns for w in weights]
+    assert weights[0].read_bytes() != weights[1].read_bytes()
+    assert yopo(monkeypatch, *words, "--seeds", "0,1", *more) == 0
+    assert [w.stat().st_mtime_ns for w in weights] == before
+    # What the paper's attacks cover is not attacked again on fewer images.
+    (folders[0] / "model.eval.json").unlink()
+    assert yopo(monkeypatch, *words, "--attacks", "cw", "--samples", "40") == 0
+    assert not (folders[0] / "model.eval.json").exists()
+    capsys.readouterr()
+    assert yopo(monkeypatch, *words, "--epochs", "1") == 2
+    assert "holds a run of other settings (epochs)" in capsys.readouterr().err
 
 
-def test_unknown_rows_are_refused(
+@pytest.mark.usefixtures("tiny")
+def test_fewer_epochs_are_for_time_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["reproduce", "table4", "--rows", "YOPO-5-3", "--out", str(tmp_path)]
-    assert yopo(monkeypatch, *words) == 2
-    assert "no row 'YOPO-5-3' in table4; it has TRADES-10" in capsys.readouterr().err
+    words = ["reproduce", "table4", "--quick", "--rows", "TRADES-YOPO-2-5", "--out", str(tmp_path)]
+    assert yopo(monkeypatch, *words, "--epochs", "1") == 0
+    found = json.loads((tmp_path / "table4.json").read_text())["rows"]["TRADES-YOPO-2-5"]
+    assert found["recipe_seconds"] == pytest.approx(2 * found["train_seconds"])
+    assert "1 of 2 epochs" in capsys.readouterr().out
+    assert not (tmp_path / "trades-yopo-2-5-seed-0" / "eval.json").exists()
+    assert yopo(monkeypatch, *words, "--epochs", "3") == 2
+    assert "expected --epochs from 1 to TRADES-YOPO-2-5's 2, got 3" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("tiny")
+def test_figures_train_what_is_missing_and_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for table, row in (("table1", "PGD-40"), ("table1", "YOPO-5-10"), ("table2", "PGD-10")):
+        path = write_run(tmp_path / table / f"{row.lower()}-seed-0")
+        config = TABLES[table].config(row, quick=True)
+        (path / "config.yaml").write_text(yaml.safe_dump(config.tree()))
+    assert yopo(monkeypatch, "reproduce", "figures", "--out", tmp_path, "--show") == 0
+    shown = capsys.readouterr().out
+    assert "figure3b: not drawn, because table2 has no run of YOPO-5-3" in shown
+    assert (tmp_path / "figure3a" / "accuracy-time.svg").is_file()
+    assert not (tmp_path / "figure3b").exists()
+    assert yopo(monkeypatch, "reproduce", "figures", "--quick", "--out", tmp_path) == 0
+    assert (tmp_path / "table2" / "yopo-5-3-seed-0" / "result.json").is_file()
+    drawn = (tmp_path / "figure3b" / "accuracy-propagations.svg").read_text()
+    for label in ("pgd-10-seed-0", "yopo-5-3-seed-0"):
+        assert label in drawn
+
+
+def test_wrong_words_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, message in (
+        (["table4", "--rows", "YOPO-5-3"], "no row 'YOPO-5-3' in table4; it has TRADES-10"),
+        (["table4", "--seeds", "0,x"], "expected numbers for --seeds, as 0,1,2, got '0,x'"),
+        (["table4", "--samples", "9"], "--samples is for --attacks"),
+        (["figures", "--rows", "PGD-40"], "figures take --out"),
+        (["table4", "--show", "--rows", "TRADES-10"], "--show shows all that is in --out"),
+        (["table4", "--show", "--out", "nothing"], "no folder nothing to show"),
+    ):
+        assert yopo(monkeypatch, "reproduce", "--out", tmp_path, *words) == 2
+        assert message in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- tables from made-up folders
+
+
+def put(out: Path, name: str, row: str, seed: int = 0, **kind: Any) -> dict[str, Any]:
+    """A run folder of a row, of `epochs`, attacked as the table is; what its files say."""
+    what = TABLES[name]
+    config = what.config(row, seed=seed, epochs=kind.pop("epochs", None))
+    path = out / f"{reproduction.folder(row)}-seed-{seed}"
+    write_run(path, config.tree(), evaluated=False, **kind)
+    rng = random.Random(path.name)
+    found = evaluation(rng, 0.1)["about"] | {"images": 1000, "eps": config.threat.eps}
+    attacks = {a: {"accuracy": rng.randrange(1000) / 1000} for a in ("clean", *what.attacks)}
+    e = {"attacks": attacks, "about": found, "warnings": []}
+    (path / "eval.json").write_text(json.dumps(e))
+    result = json.loads((path / "result.json").read_text()) if kind.get("finished", True) else {}
+    return {"path": path, "eval": e, "seconds": result.get("train_seconds")}
+
+
+def shown(name: str, out: Path, row: str) -> dict[str, str]:
+    table = summary(name, out)
+    words = [c if isinstance(c, str) else " | ".join(c) for c in cells(table, row)]
+    return dict(zip(heads(table), words, strict=True))
+
+
+def test_means_and_spread_over_seeds(tmp_path: Path) -> None:
+    three = [put(tmp_path, "table2", "YOPO-5-3", seed) for seed in (0, 1, 10)]
+    base = [put(tmp_path, "table2", "PGD-10", seed) for seed in (0, 1)]
+    put(tmp_path, "table2", "YOPO-5-3 before")  # another row
+    cell = shown("table2", tmp_path, "YOPO-5-3")
+    assert cell["method"] == "YOPO-5-3 | 3 seeds"
+    for attack in ("clean", "pgd-20", "cw"):
+        values = sorted(100 * run["eval"]["attacks"][attack]["accuracy"] for run in three)
+        theirs = paper_table("table2")["YOPO-5-3"][attack]
+        want = f"{sum(values) / 3:.2f} / {theirs:.2f} | {values[0]:.2f}–{values[2]:.2f}"
+        assert cell[attack] == want
+    seconds = sum(run["seconds"] for run in three) / 3
+    assert f"{cell['training']}" == f"{seconds:.1f} s"
+    assert cell["time ratio"] == f"{seconds / (sum(run['seconds'] for run in base) / 2):.2f}"
+    one = shown("table2", tmp_path, "YOPO-5-3 before")
+    assert one["method"] == "YOPO-5-3 before | 1 seed"
+    assert "|" not in one["clean"]  # no spread
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    assert shown("table2", tmp_path / "nothing", "PGD-3")["method"] == "PGD-3 | not run"
+    put(tmp_path, "table2", "PGD-3", finished=False)
+    put(tmp_path, "table2", "PGD-5")
+    put(tmp_path, "table2", "PGD-5", 1, finished=False)
+    put(tmp_path, "table2", "Free-8")
+    assert shown("table2", tmp_path, "PGD-3")["method"] == "PGD-3 | not finished"
+    assert shown("table2", tmp_path, "PGD-3")["cw"] == "– / 54.65"
+    found = shown("table2", tmp_path, "PGD-5")
+    assert found["method"] == "PGD-5 | 1 seed, 1 more not finished"
+    assert found["time ratio"] == "–"  # PGD-10 was not run
+    assert shown("table2", tmp_path, "Free-8")["pgd-20"].endswith(" / –")  # not in the paper
+    put(tmp_path, "table2", "PGD-10", hardware="another GPU")
+    assert shown("table2", tmp_path, "PGD-5")["time ratio"] == "–"
+    said = " ".join(notes(summary("table2", tmp_path)))
+    assert "PGD-5: on other hardware than PGD-10, so no time ratio" in said
+
+
+def test_fewer_epochs_are_marked_and_extrapolated(tmp_path: Path) -> None:
+    base = put(tmp_path, "table3", "PGD-10", epochs=2)
+    full = put(tmp_path, "table3", "YOPO-5-3")
+    cell = shown("table3", tmp_path, "PGD-10")
+    assert cell["method"] == "PGD-10 | 1 seed, 2 of 105 epochs"
+    assert "/" not in cell["clean"]  # not beside the paper's
+    assert "/" not in cell["pgd-20"]
+    whole = base["seconds"] / 2 * 105
+    each, minutes = f"{base['seconds'] / 2:.1f} s an epoch", f"{whole / 60:.1f} min for 105"
+    assert cell["training"] == f"{base['seconds']:.1f} s | {each}; {minutes}, extrapolated"
+    theirs = paper_table("table3")
+    want = theirs["YOPO-5-3"]["minutes"] / theirs["PGD-10"]["minutes"]
+    cell = shown("table3", tmp_path, "YOPO-5-3")
+    assert cell["time ratio"] == f"{full['seconds'] / whole:.2f} / {want:.2f} | extrapolated"
+    assert cell["pgd-20"].endswith(" / 47.98")
+    put(tmp_path, "table3", "YOPO-5-3", 1, epochs=2)
+    with pytest.raises(ValueError, match=r"YOPO-5-3: expected seeds of the same number of epochs"):
+        summary("table3", tmp_path)
+
+
+def test_fewer_images_and_other_weights(tmp_path: Path) -> None:
+    """Each attack counts over the most images it had; the last weights' figures do not."""
+    run = put(tmp_path, "table2", "PGD-10")
+    other = json.loads(json.dumps(run["eval"]))
+    other["about"]["images"] = 100
+    other["attacks"] = {"clean": {"accuracy": 0.001}, "autoattack": {"accuracy": 0.25}}
+    (run["path"] / "model.eval.json").write_text(json.dumps(other))
+    other["about"] |= {"weights": "model-last.safetensors", "images": 5000}
+    (run["path"] / "model-last.eval.json").write_text(json.dumps(other))
+    cell = shown("table2", tmp_path, "PGD-10")
+    assert cell["autoattack"] == "25.00"
+    assert cell["clean"] == f"{100 * run['eval']['attacks']['clean']['accuracy']:.2f} / 84.82"
+    said = notes(summary("table2", tmp_path))
+    assert "autoattack: on 100 of the 1,000 test images for PGD-10." in said
+
+
+def test_literal_loops_beside_ours(tmp_path: Path) -> None:
+    rows = [{"method": "pgd-10", "literal": 100.0}, {"method": "yopo-5-3", "literal": 80.0}]
+    rows += [{"method": "yopo-3-5", "literal": None}, {"method": "natural", "literal": 10.0}]
+    bench = {"model": "preactresnet18", "device": "a GPU", "batch": 256, "rows": rows}
+    want = f"YOPO-5-3 {80 * 40 / (100 * 105):.2f}"
+    said = " ".join(notes(summary("table2", tmp_path, bench)))
+    assert "milliseconds a step times the recipe's epochs; a GPU, batch 256" in said
+    assert f"over PGD-10's: {want}." in said
+    ours = put(tmp_path, "table2", "YOPO-5-3")["seconds"]
+    ours /= put(tmp_path, "table2", "PGD-10")["seconds"]
+    said = " ".join(notes(summary("table2", tmp_path, bench)))
+    assert f"over PGD-10's: {want} (ours {ours:.2f})." in said
+    with pytest.raises(ValueError, match="expected a bench of wideresnet beside table3"):
+        summary("table3", tmp_path, bench)
+
+
+def test_runs_are_kept_without_weights(tmp_path: Path) -> None:
+    """The table of what is kept is the table of the runs."""
+    runs, records = tmp_path / "table2", tmp_path / "records"
+    paths = [put(runs, "table2", row)["path"] for row in ("PGD-10", "YOPO-5-3")]
+    for path in paths:
+        (path / "model.safetensors").write_bytes(b"weights")
+        (path / "state" / "save-000001").mkdir(parents=True)
+        (path / "state" / "save-000001" / "values.json").write_text("{}")
+    keep([runs], records)
+    kept = {str(f.relative_to(records)) for f in records.rglob("*") if f.is_file()}
+    names = ("config.yaml", "metrics.jsonl", "result.json", "eval.json")
+    assert kept == {f"table2/{path.name}/{name}" for path in paths for name in names}
+    assert summary("table2", records / "table2") == summary("table2", runs)
+    (paths[0] / "config.yaml").write_text("data:\n  root: /mnt/data\n")
+    with pytest.raises(ValueError, match="expected no path of a machine, got '/mnt'"):
+        keep([paths[1], paths[0]], tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    with pytest.raises(ValueError, match="expected a run folder"):
+        keep([tmp_path / "records" / "nothing"], tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("root: /data", True),
+        ('"file": "/home/me/x"', True),
+        ("~/runs", True),
+        ("C:\\\\runs", True),
+        ("eps = 8/255, ours / theirs", False),
+        ("docs/warnings.md, https://example.org/a", False),
+        ("../data/x, forward/backward", False),
+    ],
+)
+def test_paths_of_a_machine(text: str, found: bool) -> None:
+    assert bool(MACHINE.search(text)) == found

@@ -12,13 +12,21 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 Tree = dict[str, Any]  # nested: {"method": {"name": "yopo", "m": 5}, "epochs": 40}
 
 
+def fraction(text: str, name: str) -> float:
+    """ "0.3" or "8/255" as a number; `name` is what it is for."""
+    try:
+        return float(Fraction(text.replace(" ", "")))
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"expected a number for {name}, as 0.3 or 8/255, got {text!r}") from None
+
+
 def _number(value: object) -> object:
     """Let "8/255" be a number."""
     if isinstance(value, str) and "/" in value:
         try:
-            return float(Fraction(value.replace(" ", "")))
-        except (ValueError, ZeroDivisionError):
-            return value
+            return fraction(value, "a setting")
+        except ValueError:
+            return value  # pydantic says what is wrong with it
     return value
 
 

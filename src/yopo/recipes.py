@@ -156,6 +156,10 @@ for _m in ("pgd-3", "pgd-5", "pgd-10", "yopo-3-5", "yopo-5-3"):
         f"the paper's table 2: {_m}, PreAct-ResNet18 on CIFAR-10",
         _cifar10(_m, "preactresnet18"),
     )
+RECIPES["cifar10-free-8"] = (
+    "not in the paper: free-8 beside its table 2, PreAct-ResNet18 on CIFAR-10",
+    _cifar10("free-8", "preactresnet18"),
+)
 for _m in ("natural", "pgd-3", "pgd-5", "pgd-10", "free-8", "yopo-3-5", "yopo-5-3"):
     RECIPES[f"cifar10-wrn-{_m}"] = (
         f"the paper's table 3: {_m}, WRN-34-10 on CIFAR-10",

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fractions import Fraction
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from yopo.cli.common import pick_device
+from yopo.config import fraction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
     parse_all(args.attacks)
     config, weights = find(args.run, args.weights)
     threat = _threat(config, args.eps)
-    step = None if args.step is None else _number("--step", args.step)
+    step = None if args.step is None else fraction(args.step, "--step")
     device = pick_device(args.device)
     d = config.data
     arrays = load(d.name, root=d.root, path=d.path, size=d.size)
@@ -178,14 +178,7 @@ def _threat(config: "Config", eps: str | None) -> "Linf | L2":
     from yopo.build import build_threat
 
     threat = build_threat(config.threat)
-    return threat if eps is None else type(threat)(_number("--eps", eps))
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(Fraction(text.replace(" ", "")))
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"expected a number for {name}, as 0.3 or 8/255, got {text!r}") from None
+    return threat if eps is None else type(threat)(fraction(eps, "--eps"))
 
 
 def choose_images(

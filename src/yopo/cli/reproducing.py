@@ -1,11 +1,13 @@
-"""`yopo reproduce`: a table of the paper end to end, ours beside the paper's."""
+"""`yopo reproduce`: the paper's tables and figures end to end, ours beside the paper's."""
 
 import argparse
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -13,179 +15,179 @@ from yopo import checkpoint
 from yopo.cli.common import nothing_else
 from yopo.cli.evaluating import run_eval
 from yopo.cli.training import train_one
-from yopo.config import Config, Tree, overlay, validate
-from yopo.paper import paper_table
-from yopo.recipes import recipe
+from yopo.config import Config, validate
+from yopo.reproduction import FIGURES, TABLES, folder
+
+if TYPE_CHECKING:
+    from yopo.report.reproduced import Summary
 
 REPRODUCE = """examples:
   yopo reproduce table2 --out runs/table2                 all of Table 2: hours on one GPU
-  yopo reproduce table2 --rows PGD-10,YOPO-5-3 --out runs/table2
+  yopo reproduce table2 --rows PGD-10,YOPO-5-3 --seeds 0,1,2 --attacks autoattack --out runs/table2
+  yopo reproduce table3 --epochs 2 --out runs/table3      times alone: two epochs of each row
   yopo reproduce table4 --quick --out /tmp/quick          minutes on a CPU: does it work at all?
-Each row trains with the recipe of its name and is attacked as in the paper. What is finished is not
-done again, so the same command goes on after an interruption."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reproduction:
-    """A table of the paper."""
-
-    recipes: dict[str, str]  # of each row
-    attacks: tuple[str, ...]  # that it reports
-    step: str  # of PGD
-    against: str  # the row that times are compared with
-
-    def tree(self, row: str) -> Tree:
-        """The settings of a row."""
-        base = recipe(self.recipes[row])
-        return overlay(base, {"method": {"grad_at": "before"}}) if row.endswith("before") else base
-
-
-TABLES = {
-    "table1": Reproduction(
-        {f"{m}": f"mnist-{m.lower()}" for m in ("PGD-5", "PGD-10", "PGD-40", "YOPO-5-10")},
-        ("pgd-40", "cw"),
-        "0.01",
-        "PGD-40",
-    ),
-    "table2": Reproduction(
-        {m: f"cifar10-{m.lower()}" for m in ("PGD-3", "PGD-5", "PGD-10", "YOPO-3-5", "YOPO-5-3")}
-        | {"YOPO-5-3 before": "cifar10-yopo-5-3"},
-        ("pgd-20", "cw"),
-        "2/255",
-        "PGD-10",
-    ),
-    "table3": Reproduction(
-        {
-            m: f"cifar10-wrn-{m.lower()}"
-            for m in ("Natural", "PGD-3", "PGD-5", "PGD-10", "Free-8", "YOPO-3-5", "YOPO-5-3")
-        },
-        ("pgd-20",),
-        "2/255",
-        "PGD-10",
-    ),
-    "table4": Reproduction(
-        {m: f"cifar10-{m.lower()}" for m in ("TRADES-10", "TRADES-YOPO-3-4", "TRADES-YOPO-2-5")},
-        ("pgd-20", "cw"),
-        "2/255",
-        "TRADES-10",
-    ),
-}
-# Embedded digits and a small network, to see that everything runs; not the paper's numbers.
-QUICK: Tree = {
-    "threat": {"name": "linf", "eps": 0.2, "step": 0.05},
-    "data": {"name": "mnist-subset", "held_out": 500, "crop": 0, "flip": False},
-    "model": {
-        "name": "smallcnn",
-        "options": {"width": 8, "hidden": 32, "dropout": 0.0},
-        "channels_last": False,
-    },
-    "optimizer": {"lr": 0.05, "weight_decay": 5e-4},
-    "schedule": {"name": "onecycle", "warmup": 1, "drops": []},
-    "evaluate": {"steps": 10, "images": 200, "every": 1},
-    "epochs": 4,
-    "batch": 100,
-    "eps_warmup": 2,
-    "precision": "float32",
-    "notes": "yopo reproduce --quick",
-}
+  yopo reproduce table2 --out runs/table2 --show          what is there; trains nothing
+  yopo reproduce figures --out runs                       Figure 3, from runs/table1 and runs/table2
+Each row trains with the recipe of its name, once for each seed, in OUT/row-seed-N, and is attacked
+as in the paper. What is finished is not done again, so the same command goes on after an
+interruption. The table shows all that is in OUT."""
+QUICK_SAMPLES = 300
 
 
 def reproduce_options(parser: argparse.ArgumentParser) -> None:
     """The options of `yopo reproduce`."""
-    parser.add_argument("table", choices=list(TABLES), help="of the paper")
+    parser.add_argument("what", choices=[*TABLES, "figures"], help="of the paper")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--rows", help="some of them, as PGD-10,YOPO-5-3; default all")
+    parser.add_argument("--seeds", default="0", help="as 0,1,2; default 0")
+    parser.add_argument("--epochs", type=int, help="fewer than the recipes': for times alone")
     parser.add_argument("--quick", action="store_true", help="embedded digits, minutes on a CPU")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--samples", type=int, help="test images to attack; default all")
-    parser.add_argument("--attacks", help="more of them, as autoattack")
+    parser.add_argument("--attacks", help="more than the paper's, as autoattack")
+    parser.add_argument("--samples", type=int, help="test images for --attacks; default all")
+    parser.add_argument("--show", action="store_true", help="what is in --out, and train nothing")
+    parser.add_argument("--bench", type=Path, help="`yopo bench --json` file of the same network")
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
 
 
 def run_reproduce(args: argparse.Namespace, rest: list[str]) -> None:
-    """Train and attack every row, then print ours beside the paper's."""
+    """Train and attack what is not done yet, then print the table or draw the figures."""
     nothing_else(rest)
-    what = TABLES[args.table]
+    if args.samples is not None and args.attacks is None:
+        raise ValueError("--samples is for --attacks; the paper's attacks take all test images")
+    if args.show and (args.rows or args.epochs or args.attacks or args.quick):
+        raise ValueError("--show shows all that is in --out; leave --rows and the like out")
+    if args.show and not args.out.is_dir():
+        raise ValueError(f"no folder {args.out} to show")
+    if args.what == "figures":
+        _figures(args)
+        return
+    if not args.show:
+        for path in _trained(args.what, args.out, args):
+            if args.epochs is None:  # a shorter run is for its time
+                _attack(args.what, path, args)
+    _print(args)
+
+
+def _trained(name: str, out: Path, args: argparse.Namespace) -> Iterator[Path]:
+    """Each row's run folder for each seed, when it is trained."""
+    what = TABLES[name]
     rows = list(what.recipes) if args.rows is None else [r.strip() for r in args.rows.split(",")]
     for row in rows:
         if row not in what.recipes:
-            raise ValueError(f"no row {row!r} in {args.table}; it has {', '.join(what.recipes)}")
-    configs = {row: _config(what, row, args) for row in rows}  # all checked first
-    found = {
-        row: _row(what, config, args.out / _folder(row), args) for row, config in configs.items()
-    }
-    summary = {
-        "table": args.table,
-        "quick": args.quick,
-        "seed": args.seed,
-        "against": what.against,
-        "rows": found,
-        "paper": {row: paper_table(args.table).get(row.removesuffix(" before")) for row in rows},
-    }
-    checkpoint.write_text(args.out / f"{args.table}.json", json.dumps(summary, indent=1) + "\n")
-    Console(highlight=False).print(table(summary))
-    print(f"runs and {args.table}.json: {args.out}")
+            raise ValueError(f"no row {row!r} in {name}; it has {', '.join(what.recipes)}")
+    wanted: dict[Path, Config] = {}
+    for row in rows:
+        most = what.config(row, quick=args.quick).epochs
+        if args.epochs is not None and not 1 <= args.epochs <= most:
+            raise ValueError(f"expected --epochs from 1 to {row}'s {most}, got {args.epochs}")
+        for seed in _seeds(args.seeds):
+            config = what.config(row, seed=seed, quick=args.quick, epochs=args.epochs)
+            wanted[out / f"{folder(row)}-seed-{seed}"] = config
+    for path, config in wanted.items():  # all checked first
+        _check(path, config)
+    for path, config in wanted.items():
+        if not (path / "result.json").exists():
+            common = {"resume": True, "track": None, "device": args.device}
+            train_one(config, path, argparse.Namespace(**common), title=path.name)
+        yield path
 
 
-def _config(what: Reproduction, row: str, args: argparse.Namespace) -> Config:
-    tree = overlay(what.tree(row), {"seed": args.seed})
-    if args.quick:
-        tree = overlay(tree, QUICK)
-    return validate(tree)
+def _seeds(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ValueError(f"expected numbers for --seeds, as 0,1,2, got {text!r}")
+    return list(dict.fromkeys(map(int, words)))
 
 
-def _folder(row: str) -> str:
-    return row.lower().replace(" ", "-")
+def _check(path: Path, config: Config) -> None:
+    """Refuse a folder that holds a run of other settings."""
+    if not (path / "config.yaml").exists():
+        return
+    there = validate(yaml.safe_load((path / "config.yaml").read_text())).tree()
+    free = ("checkpoint", "diagnose", "engine", "notes")  # say nothing about what is trained
+    other = [k for k, v in config.tree().items() if k not in free and there[k] != v]
+    if other:
+        raise ValueError(
+            f"{path} holds a run of other settings ({', '.join(other)}); give another --out"
+        )
 
 
-def _row(what: Reproduction, config: Config, out: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """One row: trained and attacked, as far as that is not done yet."""
-    done = out / "result.json"
-    common = {"resume": True, "track": None, "device": args.device}
-    if not done.exists():
-        train_one(config, out, argparse.Namespace(**common), title=out.name)
-    samples = args.samples or (300 if args.quick else None)
-    attacks = ",".join(("clean", *what.attacks, *([args.attacks] if args.attacks else [])))
-    if not _evaluated(out, attacks):
-        wanted = {"run": out, "attacks": attacks, "samples": samples, "batch": 500}
-        wanted |= {"eps": None, "step": None if args.quick else what.step, "seed": 0}
-        wanted |= {"precision": "float32", "weights": "best", "save_examples": False}
-        run_eval(argparse.Namespace(**wanted, device=args.device), [])
-    result, evaluation = (json.loads((out / f).read_text()) for f in ("result.json", "eval.json"))
-    keep = ("train_seconds", "propagations")
-    return {k: result[k] for k in keep} | {
-        "accuracy": evaluation["accuracy"],
-        "images": evaluation["about"]["images"],
-    }
+def _attack(name: str, path: Path, args: argparse.Namespace) -> None:
+    """The paper's attacks on all test images, and more of them where asked for.
+
+    What is asked for on fewer images is an evaluation of its own, model.eval.json.
+    """
+    what = TABLES[name]
+    usual, more = ["clean", *what.attacks], args.attacks.split(",") if args.attacks else []
+    most = QUICK_SAMPLES if args.quick else None
+    if args.samples is None:
+        plans = [(path, [*usual, *more], most)]
+    else:
+        plans = [(path, usual, most)]
+        if not _attacked(path / "eval.json", more):
+            plans.append((path / "model.safetensors", ["clean", *more], args.samples))
+    for target, attacks, samples in plans:
+        file = path / ("eval.json" if target == path else "model.eval.json")
+        if not _attacked(file, attacks):
+            wanted = {"run": target, "attacks": ",".join(attacks), "samples": samples}
+            wanted |= {"eps": None, "step": None if args.quick else what.step, "seed": 0}
+            wanted |= {"precision": "float32", "weights": None, "save_examples": False}
+            run_eval(argparse.Namespace(**wanted, batch=500, device=args.device), [])
 
 
-def _evaluated(out: Path, attacks: str) -> bool:
-    path = out / "eval.json"
-    return path.exists() and set(attacks.split(",")) <= set(
-        json.loads(path.read_text())["accuracy"]
-    )
+def _attacked(file: Path, attacks: list[str]) -> bool:
+    return file.exists() and {*attacks} <= {*json.loads(file.read_text())["attacks"]}
 
 
-def table(summary: dict[str, Any]) -> Table:
+def _print(args: argparse.Namespace) -> None:
+    from yopo.report.reproduced import legend, notes, summary
+
+    bench = json.loads(args.bench.read_text()) if args.bench else None
+    found = summary(args.what, args.out, bench)
+    console = Console(highlight=False, markup=False)
+    console.print(rich_table(found))
+    for note in (*legend(found), *notes(found)):
+        console.print(f"- {note}", soft_wrap=True)
+    if not args.show:
+        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        checkpoint.write_text(args.out / f"{args.what}.json", text)
+        print(f"runs and {args.what}.json: {args.out}")
+
+
+def rich_table(found: "Summary") -> Table:
     """Ours beside the paper's."""
-    rows, paper = summary["rows"], summary["paper"]
-    attacks = list(next(iter(rows.values()))["accuracy"])
-    reference = rows.get(summary["against"], {}).get("train_seconds")
-    shown = Table(
-        title=f"{summary['table']}: ours / the paper's, %"
-        + (" (quick: not the paper's data or network)" if summary["quick"] else ""),
-        caption=f"time: training alone, over {summary['against']}'s in this table",
-    )
-    for name in ("method", *attacks, "training", "time ratio"):
-        shown.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    for row, r in rows.items():
-        theirs = paper[row] or {}
-        cells = [
-            f"{100 * r['accuracy'][a]:.2f} / {theirs[a]:.2f}"
-            if a in theirs
-            else f"{100 * r['accuracy'][a]:.2f}"
-            for a in attacks
-        ]
-        ratio = f"{r['train_seconds'] / reference:.2f}" if reference else ""
-        shown.add_row(row, *cells, f"{r['train_seconds']:.1f} s", ratio)
+    from yopo.paper import paper
+    from yopo.report.reproduced import OTHER, cells, heads
+
+    title = f"{found['table']}, {paper()['tables'][found['table']]['title']}: ours / the paper's"
+    other = any(note.startswith(OTHER) for note in found["notes"])
+    shown = Table(title=title + (" (not the paper's setting, see below)" if other else ""))
+    for name in heads(found):
+        method = name == "method"
+        shown.add_column(name, justify="left" if method else "right", no_wrap=method)
+    for row in found["rows"]:
+        words = (c if isinstance(c, str) else "\n".join(c) for c in cells(found, row))
+        shown.add_row(*(re.sub("[;,] ", "\n", text) for text in words))  # columns are narrow
     return shown
+
+
+def _figures(args: argparse.Namespace) -> None:
+    """The paper's Figure 3: runs in OUT/table1 and OUT/table2, curves in OUT/figure3a and 3b."""
+    from yopo.report.curves import save_figures
+    from yopo.report.records import read_runs
+
+    if args.rows or args.epochs or args.bench or args.attacks:
+        raise ValueError("figures take --out, --seeds, --quick, --show and --device, nothing else")
+    for name, (table, rows) in FIGURES.items():
+        if not args.show:
+            options = vars(args) | {"rows": ",".join(rows)}
+            for _ in _trained(table, args.out / table, argparse.Namespace(**options)):
+                pass  # attacks are for the tables
+        found = {row: TABLES[table].folders(row, args.out / table) for row in rows}
+        missing = [row for row, folders in found.items() if not folders]
+        if missing:
+            print(f"{name}: not drawn, because {table} has no run of {', '.join(missing)}")
+            continue
+        first = [next(iter(folders.values())) for folders in found.values()]  # one seed of each
+        for path in save_figures(read_runs(first), args.out / name):
+            print(f"{name}: {path}")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from yopo.evaluation.card import duration, percent
 from yopo.evaluation.result import Interval, wilson
-from yopo.report.records import Run
+from yopo.report.records import Run, seeds
 
 
 class Score(NamedTuple):
@@ -97,20 +97,30 @@ def _mean(runs: Sequence[Run], what: str) -> float:
 
 
 def _most_robust(scores: dict[Run, Score]) -> str:
-    order = sorted(scores, key=lambda r: -scores[r].share)
-    first = order[0]
-    share, interval, _, words = scores[first]
-    found = f"{percent(share, interval)} {words}"
+    found = [_together(group, scores) for group in seeds(list(scores))]
+    order = sorted(found, key=lambda pair: -pair[1].share)
+    name, (share, interval, _, words) = order[0]
+    text = f"{percent(share, interval)} {words}"
     if len(order) == 1:
-        return f"{first.label}: {found}."
-    close = [r for r in order[1:] if scores[r].interval[1] >= interval[0]]
+        return f"{name}: {text}."
+    close = [pair for pair in order[1:] if pair[1].interval[1] >= interval[0]]
     if not close:
-        return f"{first.label} is the most robust of {len(order)} runs: {found}."
-    others = ", ".join(f"{r.label}'s ({100 * scores[r].share:.2f}%)" for r in close)
+        return f"{name} is the most robust of {len(scores)} runs: {text}."
+    others = ", ".join(f"{other}'s ({100 * score.share:.2f}%)" for other, score in close)
     return (
-        f"{first.label} has the highest robust accuracy of {len(order)} runs: {found}. Its 95% "
+        f"{name} has the highest robust accuracy of {len(scores)} runs: {text}. Its 95% "
         f"interval overlaps with {others}, so this order may be chance."
     )
+
+
+def _together(group: list[Run], scores: dict[Run, Score]) -> tuple[str, Score]:
+    """Seeds of one setting: their mean, and an interval that covers all of theirs."""
+    found = [scores[run] for run in group]
+    if len(found) == 1:
+        return group[0].label, found[0]
+    interval = min(s.interval[0] for s in found), max(s.interval[1] for s in found)
+    score = found[0]._replace(share=mean(s.share for s in found), interval=interval)
+    return f"{group[0].method} (mean of {len(group)} seeds)", score
 
 
 def _worst(run: Run) -> Score | None:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from html import escape
 from math import isclose
+from statistics import mean
 from typing import Any
 
 from yopo.paper import paper
 from yopo.report.headline import baseline, same_hardware
-from yopo.report.records import Run
+from yopo.report.records import Run, seeds
 from yopo.report.tables import Cell, share, table
 
 TABLES = ("table1", "table2", "table3", "table4")
@@ -27,18 +28,20 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
     rows: list[list[Cell]] = []
     others: dict[str, list[str]] = {}  # runs by how they differ from the table's setting
     for method, row in theirs["rows"].items():
-        ours: list[Run | None] = [r for r in runs if r.method.removesuffix(" before") == method]
-        for run in ours or [None]:
-            cells: list[Cell] = [method, run.label if run else "–"]
+        ours = seeds([r for r in runs if r.method.removesuffix(" before") == method])
+        for group in ours or [[]]:
+            cells: list[Cell] = [method, _label(group)]
             for attack in attacks:
-                cells += [f"{row[attack]:.2f}%", _ours(run, attack)]
+                cells += [f"{row[attack]:.2f}%", _ours(group, attack)]
             cells += [_paper_ratio(theirs["rows"], method)] if timed else []
-            rows.append([*cells, _ratio(run, runs)])
-            if run and (differs := _differs(run, theirs)):
-                others.setdefault(differs, []).append(run.label)
+            rows.append([*cells, _ratio(group, runs)])
+            for run in group:
+                if how := differs(run, theirs):
+                    others.setdefault(how, []).append(run.label)
     notes = [f"Not the table's setting: {', '.join(o)} ({how})." for how, o in others.items()]
     text = (
-        f"Paper: {data['source']}. Ours: test accuracy, with its 95% interval. Time ratio: "
+        f"Paper: {data['source']}. Ours: test accuracy, with its 95% interval; of several seeds "
+        "the mean, with the lowest and highest. Time ratio: "
         "training time over that of the PGD run, or for TRADES the TRADES run, of the most steps"
         + (f"; the paper's on a {theirs['hardware']}." if timed else "; the paper has none here.")
     )
@@ -50,19 +53,30 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
     )
 
 
-def _ours(run: Run | None, attack: str) -> Cell:
-    found = run.accuracy(attack) if run else None
-    return "–" if found is None else share(found[0], found[1])
-
-
-def _ratio(run: Run | None, runs: Sequence[Run]) -> str:
-    rivals = baseline(run, runs) if run and run.result else []
-    if run is None or not rivals:
+def _label(group: Sequence[Run]) -> Cell:
+    if not group:
         return "–"
-    if not same_hardware([run, *rivals]):
+    epochs = f"{group[0].config['epochs']} epochs"
+    return (group[0].label, epochs) if len(group) == 1 else (f"{len(group)} seeds", epochs)
+
+
+def _ours(group: Sequence[Run], attack: str) -> Cell:
+    """The accuracy with its interval; of several seeds the mean, the lowest and the highest."""
+    found = [a for run in group if (a := run.accuracy(attack))]
+    if not found:
+        return "–"
+    shares = [a[0] for a in found]
+    return share(mean(shares), found[0][1] if len(found) == 1 else (min(shares), max(shares)))
+
+
+def _ratio(group: Sequence[Run], runs: Sequence[Run]) -> str:
+    rivals = baseline(group[0], runs) if group and group[0].result else []
+    if not rivals:
+        return "–"
+    if not same_hardware([*group, *rivals]):
         return "other hardware"
-    theirs = sum(r.spent("train_seconds") or 0.0 for r in rivals) / len(rivals)
-    return f"{(run.spent('train_seconds') or 0.0) / theirs:.2f}"
+    ours, theirs = (mean(r.spent("train_seconds") or 0.0 for r in g) for g in (group, rivals))
+    return f"{ours / theirs:.2f}"
 
 
 def _paper_ratio(rows: dict[str, dict[str, float]], method: str) -> str:
@@ -73,7 +87,7 @@ def _paper_ratio(rows: dict[str, dict[str, float]], method: str) -> str:
     return f"{rows[method]['minutes'] / rows[f'{rival}{max(steps)}']['minutes']:.2f}"
 
 
-def _differs(run: Run, theirs: dict[str, Any]) -> str:
+def differs(run: Run, theirs: dict[str, Any]) -> str:
     """How the run's data, network or radius are not the table's."""
     found = [
         f"{part} {run.config[part]['name']}, not {theirs[part]}"

@@ -1,6 +1,7 @@
 """What run folders say: settings, epochs, results, evaluations."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,19 @@ def read_runs(folders: list[Path]) -> list[Run]:
         if resolved.count(path) > 1:
             raise ValueError(f"expected each run once, got {folder} twice; leave one out")
     return [_read(f, name) for f, name in zip(folders, _names(resolved), strict=True)]
+
+
+def seeds(runs: Sequence[Run]) -> list[list[Run]]:
+    """Finished runs that differ in nothing but their seed, together; others by themselves."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        key = json.dumps(run.config | {"seed": None}, sort_keys=True, default=str)
+        found.setdefault(key if run.result else f"{key} {run.folder}", []).append(run)
+    alike = []
+    for group in found.values():
+        distinct = len({run.config.get("seed") for run in group}) == len(group)
+        alike += [group] if distinct else [[run] for run in group]
+    return alike
 
 
 def _names(folders: list[Path]) -> list[str]:

@@ -1,0 +1,240 @@
+"""A table of the paper beside our runs of it, from their folders alone."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from yopo.evaluation.card import duration
+from yopo.paper import paper, paper_table
+from yopo.report.headline import same_hardware
+from yopo.report.paper import differs
+from yopo.report.records import Run, read_runs
+from yopo.report.tables import Cell
+from yopo.reproduction import QUICK, TABLES, Reproduction, folder
+
+Summary = dict[str, Any]  # what tableN.json holds
+OTHER = "Not the table's setting"
+
+
+def summary(
+    name: str,
+    out: Path,
+    bench: dict[str, Any] | None = None,
+    rows: Collection[str] | None = None,
+) -> Summary:
+    """The table, or some of its rows, as the run folders in `out` have them; None for no run.
+
+    `bench` is what `yopo bench --json` wrote for the table's network.
+    """
+    what, theirs = TABLES[name], paper_table(name)
+    wanted = [row for row in what.recipes if rows is None or row in {*rows, what.against}]
+    runs = {row: read_runs(list(what.folders(row, out).values())) for row in wanted}
+    found = {row: _row(what, row, group) if group else None for row, group in runs.items()}
+    told = _told(name, [run for group in runs.values() for run in group])
+    base = found[what.against]
+    for row, r in found.items():
+        if r and base and r["seeds"] and base["seeds"]:
+            if same_hardware([*runs[row], *runs[what.against]]):
+                r["time_ratio"] = r["recipe_seconds"] / base["recipe_seconds"]
+            else:
+                told.append(f"{row}: on other hardware than {what.against}, so no time ratio.")
+    return {
+        "table": name,
+        "against": what.against,
+        "rows": found,
+        "paper": {row: theirs.get(row.removesuffix(" before")) for row in wanted},
+        "literal": bench and _literal(name, bench, wanted),
+        "notes": told,
+    }
+
+
+def _row(what: Reproduction, row: str, runs: Sequence[Run]) -> dict[str, Any]:
+    """Means over the seeds that are finished."""
+    done = [run for run in runs if run.result]
+    lengths = sorted({run.config["epochs"] for run in done or runs})
+    if len(lengths) > 1:
+        raise ValueError(
+            f"{row}: expected seeds of the same number of epochs, got {lengths}; "
+            "keep the shorter ones in another folder"
+        )
+    quick = runs[0].config.get("notes") == QUICK["notes"]
+    found: dict[str, Any] = {
+        "seeds": [run.config["seed"] for run in done],
+        "unfinished": [run.config["seed"] for run in runs if not run.result],
+        "epochs": lengths[0],
+        "recipe_epochs": what.config(row, quick=quick).epochs,
+    }
+    if not done:
+        return found
+    seconds = mean(run.spent("train_seconds") or 0.0 for run in done)
+    attacks = dict.fromkeys(attack for run in done for attack in _shares(run))
+    return found | {
+        "train_seconds": seconds,
+        "epoch_seconds": seconds / found["epochs"],
+        "recipe_seconds": seconds / found["epochs"] * found["recipe_epochs"],
+        "propagations": mean(run.spent("propagations") or 0.0 for run in done),
+        "test_images": min(run.result["test_images"] for run in done if run.result),
+        "accuracy": {attack: _accuracy(done, attack) for attack in attacks},
+    }
+
+
+def _shares(run: Run) -> dict[str, tuple[int, float]]:
+    """Images and accuracy for each attack on the run's best weights, over the most images."""
+    best = [e for e in run.evaluations.values() if e["about"]["weights"] == "model.safetensors"]
+    found: dict[str, tuple[int, float]] = {}
+    for e in best:
+        for attack, a in e["attacks"].items():
+            here = (e["about"]["images"], a["accuracy"])
+            found[attack] = max(found.get(attack, here), here, key=lambda pair: pair[0])
+    return found
+
+
+def _accuracy(runs: Sequence[Run], attack: str) -> dict[str, Any]:
+    """Over seeds that were attacked on the same number of images, the most there is."""
+    found = [shares[attack] for run in runs if attack in (shares := _shares(run))]
+    images = max(n for n, _ in found)
+    values = [share for n, share in found if n == images]
+    spread = {"low": min(values), "high": max(values)}
+    return {"mean": mean(values), **spread, "seeds": len(values), "images": images}
+
+
+def _literal(name: str, bench: dict[str, Any], rows: Sequence[str]) -> dict[str, Any]:
+    """Time ratios of the literal loops: milliseconds a step times the recipe's epochs."""
+    what, model = TABLES[name], paper()["tables"][name]["model"]
+    if bench["model"] != model:
+        raise ValueError(f"expected a bench of {model} beside {name}, got one of {bench['model']}")
+    steps = {r["method"]: r["literal"] for r in bench["rows"]}
+    spent = {
+        row: steps[folder(row)] * what.config(row).epochs for row in rows if steps.get(folder(row))
+    }
+    base = spent.pop(what.against, None)
+    ratios = {row: cost / base for row, cost in spent.items()} if base else {}
+    return {"ratio": ratios, "on": f"{bench['device']}, batch {bench['batch']}"}
+
+
+def _told(name: str, runs: Sequence[Run]) -> list[str]:
+    """What a reader must know about these runs."""
+    told: list[str] = []
+    others: dict[str, list[str]] = {}
+    for run in runs:
+        if how := differs(run, paper()["tables"][name]):
+            others.setdefault(how, []).append(run.name)
+        told += [f"{run.name}: {note}" for note in run.notes]
+        warned = [w["code"] for e in run.evaluations.values() for w in e["warnings"]]
+        if warned:
+            codes = ", ".join(dict.fromkeys(warned))
+            told.append(f"{run.name}: warnings of its evaluation: {codes} (docs/warnings.md).")
+    facts = ("hardware", "packages")
+    where = [", ".join(str(v) for k in facts if (v := run.environment.get(k))) for run in runs]
+    told += [f"Trained on {place}." for place in dict.fromkeys(filter(None, where))]
+    return [f"{OTHER}: {', '.join(o)} ({how})." for how, o in others.items()] + told
+
+
+# ---------------------------------------------------------------- shown
+
+
+def heads(table: Summary) -> list[str]:
+    """The columns."""
+    return ["method", *_attacks(table), "training", "time ratio"]
+
+
+def cells(table: Summary, row: str) -> list[Cell]:
+    """One row, ours / the paper's; what stands under a cell is smaller."""
+    r, theirs = table["rows"][row], table["paper"][row]
+    whole = r is None or r["epochs"] == r["recipe_epochs"]
+    shown: list[Cell] = [(row, _status(r))]
+    for attack in _attacks(table):
+        beside = ""
+        if whole and attack in _paper_attacks(table):
+            beside = f" / {theirs[attack]:.2f}" if theirs else " / –"
+        shown.append(_cell(r, attack, beside))
+    if not r or not r["seeds"]:
+        return [*shown, "–", "–"]
+    seconds, each = duration(r["train_seconds"]), duration(r["epoch_seconds"])
+    recipe = f"{duration(r['recipe_seconds'])} for {r['recipe_epochs']}, extrapolated"
+    shown.append(seconds if whole else (seconds, f"{each} an epoch; {recipe}"))
+    base = table["rows"][table["against"]]
+    measured = whole and base and base["epochs"] == base["recipe_epochs"]
+    ratio = f"{r['time_ratio']:.2f}" if "time_ratio" in r else "–"
+    if theirs and "minutes" in theirs:
+        ratio += f" / {theirs['minutes'] / table['paper'][table['against']]['minutes']:.2f}"
+    return [*shown, (ratio, "extrapolated") if "time_ratio" in r and not measured else ratio]
+
+
+def legend(table: Summary) -> list[str]:
+    """How to read the table."""
+    theirs, against = paper()["tables"][table["table"]], table["against"]
+    on = f"; the paper's on a {theirs['hardware']}" if "hardware" in theirs else ""
+    return [
+        "Accuracies: test set, ours / the paper's, in %; the mean over seeds, and the lowest and "
+        "highest seed where there are several.",
+        f"Time: training alone, the mean over seeds; its ratio is over {against}'s in this "
+        f"table{on}. Extrapolated: seconds an epoch times the recipe's epochs.",
+    ]
+
+
+def notes(table: Summary) -> list[str]:
+    """What a reader must know about the rows."""
+    found = []
+    literal = table["literal"] or {"ratio": {}}
+    pairs = []
+    for row, ratio in literal["ratio"].items():
+        ours = (table["rows"][row] or {}).get("time_ratio")
+        pairs.append(f"{row} {ratio:.2f}" + (f" (ours {ours:.2f})" if ours else ""))
+    if pairs:
+        found.append(
+            "The paper's own comparison, by its loops taken literally (`yopo bench`: milliseconds "
+            f"a step times the recipe's epochs; {literal['on']}), over {table['against']}'s: "
+            f"{', '.join(pairs)}."
+        )
+    found += _subsets(table)
+    found.extend(table["notes"])
+    return found
+
+
+def _subsets(table: Summary) -> list[str]:
+    """Attacks that were not run on the whole test set."""
+    rows: dict[tuple[str, int, int], list[str]] = {}
+    for row, r in table["rows"].items():
+        for attack, a in (r or {}).get("accuracy", {}).items():
+            if r and a["images"] != r["test_images"]:
+                rows.setdefault((attack, a["images"], r["test_images"]), []).append(row)
+    return [
+        f"{attack}: on {n:,} of the {all_:,} test images for {', '.join(names)}."
+        for (attack, n, all_), names in rows.items()
+    ]
+
+
+def _attacks(table: Summary) -> list[str]:
+    ours = [a for r in table["rows"].values() if r for a in r.get("accuracy", {})]
+    return list(dict.fromkeys([*_paper_attacks(table), *ours]))
+
+
+def _paper_attacks(table: Summary) -> list[str]:
+    return ["clean", *TABLES[table["table"]].attacks]
+
+
+def _status(r: dict[str, Any] | None) -> str:
+    if r is None:
+        return "not run"
+    if not r["seeds"]:
+        return "not finished"
+    n, less = len(r["seeds"]), len(r["unfinished"])
+    words = [f"{n} seed{'s' if n > 1 else ''}"]
+    words += [f"{less} more not finished"] if less else []
+    words += [f"{r['epochs']} of {r['recipe_epochs']} epochs"] * (r["epochs"] < r["recipe_epochs"])
+    return ", ".join(words)
+
+
+def _cell(r: dict[str, Any] | None, attack: str, beside: str) -> Cell:
+    a = (r or {}).get("accuracy", {}).get(attack)
+    if r is None or a is None:
+        return f"–{beside}"
+    small = []
+    if a["seeds"] > 1:
+        small.append(f"{100 * a['low']:.2f}–{100 * a['high']:.2f}")
+    if a["seeds"] != len(r["seeds"]):
+        small.append(f"{a['seeds']} of {len(r['seeds'])} seeds")
+    share = f"{100 * a['mean']:.2f}{beside}"
+    return (share, ", ".join(small)) if small else share

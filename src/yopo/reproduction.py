@@ -1,0 +1,99 @@
+"""What `yopo reproduce` runs: the rows of the paper's tables, each with its recipe and folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from yopo.config import Config, Tree, overlay, validate
+from yopo.recipes import recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """A table of the paper."""
+
+    recipes: dict[str, str]  # of each row
+    attacks: tuple[str, ...]  # that it reports
+    step: str  # of PGD
+    against: str  # the row that times are compared with
+
+    def config(
+        self, row: str, *, seed: int = 0, quick: bool = False, epochs: int | None = None
+    ) -> Config:
+        """The settings of a row; with `epochs`, only the recipe's first ones."""
+        tree = overlay(recipe(self.recipes[row]), {"seed": seed})
+        if row.endswith("before"):
+            tree = overlay(tree, {"method": {"grad_at": "before"}})
+        if quick:
+            tree = overlay(tree, QUICK)
+        return validate(tree if epochs is None else overlay(tree, {"epochs": epochs}))
+
+    def folders(self, row: str, out: Path) -> dict[int, Path]:
+        """The run folders of a row, by seed."""
+        start, found = f"{folder(row)}-seed-", {}
+        for path in out.glob(f"{start}*/config.yaml"):
+            if (seed := path.parent.name.removeprefix(start)).isdecimal():
+                found[int(seed)] = path.parent
+        return dict(sorted(found.items()))
+
+
+def folder(row: str) -> str:
+    """ "YOPO-5-3 before" as "yopo-5-3-before": of its runs, and in `yopo bench`."""
+    return row.lower().replace(" ", "-")
+
+
+def _rows(prefix: str, *methods: str) -> dict[str, str]:
+    return {method: f"{prefix}-{method.lower()}" for method in methods}
+
+
+TABLES = {
+    "table1": Reproduction(
+        _rows("mnist", "PGD-5", "PGD-10", "PGD-40", "YOPO-5-10"),
+        ("pgd-40", "cw"),
+        "0.01",
+        "PGD-40",
+    ),
+    "table2": Reproduction(
+        _rows("cifar10", "PGD-3", "PGD-5", "PGD-10", "YOPO-3-5", "YOPO-5-3")
+        | {"YOPO-5-3 before": "cifar10-yopo-5-3", "Free-8": "cifar10-free-8"},
+        ("pgd-20", "cw"),
+        "2/255",
+        "PGD-10",
+    ),
+    "table3": Reproduction(
+        _rows(
+            "cifar10-wrn", "Natural", "PGD-3", "PGD-5", "PGD-10", "Free-8", "YOPO-3-5", "YOPO-5-3"
+        ),
+        ("pgd-20",),
+        "2/255",
+        "PGD-10",
+    ),
+    "table4": Reproduction(
+        _rows("cifar10", "TRADES-10", "TRADES-YOPO-3-4", "TRADES-YOPO-2-5"),
+        ("pgd-20", "cw"),
+        "2/255",
+        "TRADES-10",
+    ),
+}
+# Figure 3, accuracy against time on (a) MNIST and (b) CIFAR-10, with the rows its text compares.
+FIGURES = {
+    "figure3a": ("table1", ("PGD-40", "YOPO-5-10")),
+    "figure3b": ("table2", ("PGD-10", "YOPO-5-3")),
+}
+# Embedded digits and a small network, to see that everything runs; not the paper's numbers.
+QUICK: Tree = {
+    "threat": {"name": "linf", "eps": 0.1, "step": 0.025},
+    "data": {"name": "mnist-subset", "held_out": 500, "crop": 0, "flip": False},
+    "model": {
+        "name": "smallcnn",
+        "options": {"width": 8, "hidden": 32, "dropout": 0.0},
+        "channels_last": False,
+    },
+    "optimizer": {"lr": 0.1, "weight_decay": 5e-4},
+    "schedule": {"name": "onecycle", "warmup": 1, "drops": []},
+    "evaluate": {"steps": 10, "images": 200, "every": 1},
+    "epochs": 4,
+    "batch": 100,
+    "eps_warmup": 2,
+    "precision": "float32",
+    "notes": "yopo reproduce --quick",
+}

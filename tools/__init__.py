@@ -1,0 +1,1 @@
+"""How files of this repository are made."""

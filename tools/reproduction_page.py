@@ -1,0 +1,107 @@
+"""Write the tables of docs/reproduction.md and of the README from records/reproduction/.
+
+Usage: python tools/keep_runs.py runs/table2 records/reproduction
+       yopo reproduce figures --show --out records/reproduction
+       python tools/reproduction_page.py
+Whatever stands between <!-- table1 --> and <!-- /table1 --> is replaced, and tableN.json is written
+beside the runs. tests/test_records.py does the same and compares.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from yopo.paper import paper
+from yopo.report.reproduced import Summary, cells, heads, legend, notes, summary
+from yopo.report.tables import Cell
+from yopo.reproduction import TABLES
+
+ROOT = Path(__file__).parents[1]
+NOT_RUN = "Not run yet."
+HEADLINE = {
+    "table1": ("PGD-40", "YOPO-5-10"),
+    "table2": ("PGD-10", "YOPO-5-3"),
+    "table4": ("TRADES-10", "TRADES-YOPO-3-4"),
+}
+FIGURE = "records/reproduction/figure3b/accuracy-time.png"
+
+
+def texts(root: Path = ROOT) -> dict[Path, str]:
+    """What each file should hold."""
+    page, readme = root / "docs" / "reproduction.md", root / "README.md"
+    text, found = page.read_text(), {}
+    for name in TABLES:
+        table = _summary(root, name)
+        text = _put(text, name, _table(table))
+        if any(table["rows"].values()):
+            file = root / "records" / "reproduction" / name / f"{name}.json"
+            found[file] = json.dumps(table, indent=1, ensure_ascii=False) + "\n"
+    return {page: text, readme: _put(readme.read_text(), "headline", _headline(root)), **found}
+
+
+def _summary(root: Path, name: str, rows: Sequence[str] | None = None) -> Summary:
+    model = paper()["tables"][name]["model"]
+    file = root / "records" / "speed-h200" / f"bench-{model}.json"
+    bench = json.loads(file.read_text()) if file.is_file() else None
+    return summary(name, root / "records" / "reproduction" / name, bench, rows)
+
+
+def _put(text: str, name: str, block: str) -> str:
+    """The text with what is between the marks replaced."""
+    marks = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+    if len(re.findall(marks, text, re.DOTALL)) != 1:
+        raise ValueError(f"expected <!-- {name} --> and <!-- /{name} --> once")
+    return re.sub(marks, lambda found: f"{found[1]}{block}\n{found[2]}", text, flags=re.DOTALL)
+
+
+def _table(table: Summary) -> str:
+    if not any(table["rows"].values()):
+        return NOT_RUN
+    rows = [cells(table, row) for row in table["rows"]]
+    lines = [*_markdown(heads(table), rows), "", *_list(legend(table) + notes(table))]
+    return "\n".join(lines)
+
+
+def _headline(root: Path) -> str:
+    """The rows that the claim is about, of three tables in one."""
+    tables = {name: _summary(root, name, rows) for name, rows in HEADLINE.items()}
+    if not any(r for table in tables.values() for r in table["rows"].values()):
+        return NOT_RUN
+    rows, told = [], []
+    for name, table in tables.items():
+        attack = TABLES[name].attacks[0]
+        for row in table["rows"]:
+            found = dict(zip(heads(table), cells(table, row), strict=True))
+            data = paper()["tables"][name]["title"].rpartition(", ")[0]
+            columns = ("method", "clean", attack, "cw", "autoattack", "training", "time ratio")
+            rows.append([data, *(found.get(column, "–") for column in columns)])
+        told += [note for note in notes(table) if note not in told]
+    names = ["", "method", "clean", "pgd-20, MNIST pgd-40", "cw", "autoattack"]
+    lines = _markdown([*names, "training", "time ratio"], rows)
+    told.insert(
+        0,
+        "Test accuracy, ours / the paper's, in %; the mean over seeds, and the lowest "
+        "and highest. Time: training alone; its ratio is over the row of PGD or TRADES above.",
+    )
+    if (root / FIGURE).is_file():
+        lines = [f"![Held-out accuracy against training time]({FIGURE})", "", *lines]
+    return "\n".join([*lines, "", *_list(told)])
+
+
+def _markdown(names: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in rows:
+        words = (c if isinstance(c, str) else f"{c[0]} ({c[1]})" for c in row)
+        lines.append(f"| {' | '.join(words)} |")
+    return lines
+
+
+def _list(sentences: Sequence[str]) -> list[str]:
+    return [f"- {sentence}" for sentence in sentences]
+
+
+if __name__ == "__main__":
+    for path, text in texts().items():
+        path.write_text(text)
+        print(path.relative_to(ROOT))
