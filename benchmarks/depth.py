@@ -88,7 +88,7 @@ class Contestant:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         threat = yopo.Linf(setting.eps)
         split = setting.splits[result.f0]
-        self.method = yopo.YOPO(self.model, threat, m=M, n=result.n, first_layer=split)
+        method = yopo.YOPO(self.model, threat, m=M, n=result.n, first_layer=split)
         parameters = self.model.parameters()
         self.optimizer: torch.optim.Optimizer = (
             torch.optim.AdamW(parameters, setting.rate, weight_decay=5e-4)
@@ -96,6 +96,13 @@ class Contestant:
             else torch.optim.SGD(
                 parameters, setting.rate, momentum=0.9, nesterov=True, weight_decay=5e-4
             )
+        )
+        # Captured on a GPU but not compiled: a split inside a network cannot be, and all run alike.
+        self.engine = yopo.Engine(
+            method,
+            self.optimizer,
+            precision="bf16" if device.type == "cuda" else "float32",
+            compile=False,
         )
         self.batches = self._forever()
 
@@ -115,12 +122,7 @@ class Contestant:
             part = r.seconds / self.seconds
             for group in self.optimizer.param_groups:
                 group["lr"] = self.setting.rate * min(part / 0.3, (1 - part) / 0.7)
-            grown = max(0.02, min(1.0, part / 0.4)) * self.setting.eps
-            self.method.threat = yopo.Linf(grown)
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                out = self.method.backward(x, y)
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+            out = self.engine.step(x, y, part=max(0.02, min(1.0, part / 0.4)))
             r.steps += 1
             r.propagations = out.propagations
             if r.steps % 5 == 0 or device.type == "cpu":  # a look at the clock waits for a GPU

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from yopo import checkpoint
-from yopo.cli.common import nothing_else
+from yopo.cli.common import nothing_else, pick_device
 from yopo.cli.evaluating import run_eval
 from yopo.cli.training import train_one
 from yopo.config import Config, validate
@@ -131,7 +131,10 @@ def _attack(name: str, path: Path, args: argparse.Namespace) -> None:
         if not _attacked(file, attacks):
             wanted = {"run": target, "attacks": ",".join(attacks), "samples": samples}
             wanted |= {"eps": None, "step": None if args.quick else what.step, "seed": 0}
-            wanted |= {"precision": "float32", "weights": None, "save_examples": False}
+            wanted |= {"precision": "tf32", "weights": None, "save_examples": False}
+            wanted |= {
+                "compile": "autoattack" in attacks and pick_device(args.device).type == "cuda"
+            }
             run_eval(argparse.Namespace(**wanted, batch=500, device=args.device), [])
 
 
