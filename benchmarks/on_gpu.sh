@@ -9,7 +9,7 @@ if [ "${2:-tests}" = tests ]; then
   grep -l mark.gpu tests/*.py | xargs python3 -m pytest -o addopts= --collect-only -q -m gpu -p no:cacheprovider | grep :: >"$out/gpu-tests.txt"
   for i in $(seq "$shards"); do
     awk -v i="$i" -v n="$shards" 'NR % n == i - 1' "$out/gpu-tests.txt" >"$out/shard-$i.txt"
-    TORCHINDUCTOR_COMPILE_THREADS=2 xargs -d '\n' python3 -m pytest -v --tb=short --no-header -p no:cacheprovider \
+    TORCHINDUCTOR_COMPILE_THREADS=2 xargs -d '\n' python3 -m pytest -vv --tb=short --no-header -p no:cacheprovider \
       <"$out/shard-$i.txt" >"$out/shard-$i.log" 2>&1 &
   done
   wait
