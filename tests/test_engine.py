@@ -385,7 +385,7 @@ class TestMoreOnAGPU:
 
         def distance(to: nn.Module) -> float:
             pairs = zip(to.parameters(), net.parameters(), strict=True)
-            return sum(float((a - b).norm()) for a, b in pairs)
+            return sum(float((a - b).detach().norm()) for a, b in pairs)
 
         assert distance(fast) <= 3 * distance(other) + 1e-5
 

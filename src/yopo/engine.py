@@ -160,16 +160,11 @@ class Engine:
             for group in self._groups:
                 group["fused"], group["foreach"] = True, False  # takes the rate as a tensor
         self._plain = self._fast = self._variant(self.method.model)
-        searched = torch.backends.cudnn.benchmark
-        try:  # the kernels chosen now are those of every replay
-            torch.backends.cudnn.benchmark = self.capture or searched
-            if self.compile:
-                self._try_to_compile(x, y)
-            if self.capture:
-                self._try_to_capture(x, y)
-                torch.cuda.synchronize(self.device)
-        finally:
-            torch.backends.cudnn.benchmark = searched
+        if self.compile:
+            self._try_to_compile(x, y)
+        if self.capture:
+            self._try_to_capture(x, y)
+            torch.cuda.synchronize(self.device)
         self.warmup_seconds += time.perf_counter() - began
 
     def _try_to_compile(self, x: Tensor, y: Tensor) -> None:
