@@ -1,7 +1,7 @@
 """What n buys with a deeper f0, at equal training time: YOPO-3-n with f0 ending at several places.
 
 Usage: python -m benchmarks.depth mnist-subset --seconds 60 --json FILE
-       python -m benchmarks.depth cifar10 --seconds 24 --json FILE     (a GPU: about 4 minutes)
+       python -m benchmarks.depth cifar10 --seconds 20 --json FILE     (a GPU: about 3 minutes)
        python -m benchmarks.depth --table FILE...                      (the tables of docs/depth.md)
 
 All networks are trained in turn, a slice of time each, so that a slow moment of the machine hits

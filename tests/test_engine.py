@@ -357,17 +357,18 @@ class TestMoreOnAGPU:
         assert moved == {k for k in before if not k.startswith("conv1")}
 
     @pytest.mark.parametrize("name", ["natural", "free", "trades", "yopo after", "yopo before"])
-    def test_weight_gradients_on_a_second_stream_are_the_same(self, name: str) -> None:
-        """As bf16 has it, in float64, where it can be seen."""
-        torch.set_default_dtype(torch.float64)
-        net, batches = resnet(), images(3, 32, 20)
-        twin = copy.deepcopy(net)
-        torch.manual_seed(1)
-        plainly(net, METHODS[name], batches, THREAT)
-        torch.manual_seed(1)
-        engine, _, _ = with_engine(twin, METHODS[name], batches, THREAT, overlap=True)
-        assert engine.captured
-        assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-9)
+    def test_weight_gradients_on_a_second_stream_are_the_same_bits(self, name: str) -> None:
+        """bf16 convolutions give the same bits from run to run, so that nothing less will do."""
+        torch.set_default_dtype(torch.float32)
+        net, batches, ends = resnet(), images(3, 32, 20), []
+        for overlap in (False, False, True, True):
+            torch._dynamo.reset()  # else the first network's code would serve them all
+            torch.manual_seed(1)
+            twin = copy.deepcopy(net)
+            with_engine(twin, METHODS[name], batches, THREAT, precision="bf16", overlap=overlap)
+            ends.append(twin)
+        for end in ends[1:]:
+            assert_same(dict(end.state_dict()), dict(ends[0].state_dict()), tol=0)
 
     @pytest.mark.parametrize("name", METHODS)
     def test_float32_is_as_far_off_as_another_layout_of_the_plain_loop(self, name: str) -> None:
