@@ -83,3 +83,9 @@ def test_what_it_is_made_for() -> None:
     assert not fits(nn.Conv2d(16, 16, 3), nn.ReLU())
     assert not fits(nn.Conv2d(3, 16, 3, padding="same"), nn.ReLU())
     assert not fits(conv, nn.ReLU(), images=x.double())
+    assert not fits(conv, nn.ReLU(), images=x.new_zeros(1, 3, 224, 224))
+
+    class Standardized(nn.Conv2d):  # what it computes is its own affair
+        pass
+
+    assert not fits(Standardized(3, 16, 3, padding=1), nn.ReLU())

@@ -10,8 +10,7 @@ import yopo
 PACKAGE = Path(yopo.__file__).parent
 # From the top down; a module may import from its own layer's row or from rows below it.
 LAYERS = [
-    {"yopo.cli", "yopo.demo", "yopo.__main__"},
-    {"yopo.demo_page"},
+    {"yopo.cli", "yopo.__main__"},
     {"yopo.bench", "yopo.report"},
     {"yopo.reproduction"},
     {"yopo.recipes", "yopo.train"},

@@ -248,12 +248,24 @@ def test_errors_say_what_is_wrong(
         assert message in capsys.readouterr().err
 
 
-def test_command_writes_page_and_figures(
-    tmp_path: Path, three: list[Path], monkeypatch: pytest.MonkeyPatch
+def test_command_writes_page_and_figures_and_prints_the_table(
+    tmp_path: Path,
+    three: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     out, figures = tmp_path / "new" / "r.html", tmp_path / "figures"
     assert yopo(monkeypatch, "report", *three, "--out", out, "--figures", figures) == 0
     Page(out.read_text())
+    printed = capsys.readouterr().out
+    runs = read_runs(three)
+    for each in runs:
+        (line,) = (line for line in printed.splitlines() if f"│ {each.label} " in line)
+        for e in each.evaluations.values():
+            for attack in e["attacks"].values():
+                assert f" {100 * attack['accuracy']:.2f}% " in line
+    assert headline(runs)[0] in printed
     for stem in ("accuracy-time", "accuracy-propagations"):
         with Image.open(figures / f"{stem}.png") as picture:
             assert picture.size[0] > 600

@@ -62,6 +62,7 @@ def assert_equal_runs(a: Path, b: Path) -> None:
 
 METHODS: list[Tree] = [
     {},
+    {"optimizer": {"name": "adamw", "lr": 0.01}},
     {"method": {"name": "free", "m": 2}},
     {"method": {"name": "trades-yopo", "m": 2, "n": 2}, "optimizer": {"accumulate": 2}, "ema": 0},
     {
@@ -73,7 +74,9 @@ METHODS: list[Tree] = [
 ]
 
 
-@pytest.mark.parametrize("over", METHODS, ids=["yopo+ema", "free", "accumulate", "augment+bn+bf16"])
+@pytest.mark.parametrize(
+    "over", METHODS, ids=["yopo+ema", "adamw", "free", "accumulate", "augment+bn+bf16"]
+)
 def test_stopping_at_any_step_and_going_on_changes_nothing(
     over: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,16 +204,20 @@ def test_held_out_images_are_apart_and_the_test_set_is_touched_at_the_end_only(
     assert seen == [-1, -1, -1, 3, 3]
 
 
+@pytest.mark.parametrize("natural", [False, True])
 def test_the_best_weights_are_those_of_the_best_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    natural: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = tiny_trainer(tmp_path, {"guard": {"action": "ignore"}})
-    robust = iter([0.3, 0.6, 0.5])
+    """By robust accuracy; after natural training, which has none, by clean accuracy."""
+    tree: Tree = {"guard": {"action": "ignore"}}
+    trainer = tiny_trainer(tmp_path, tree | ({"method": {"name": "natural"}} if natural else {}))
+    scores = iter([(0.3, 0.9), (0.6, 0.8), (0.5, 0.7)])
     kept: list[dict[str, Tensor]] = []
 
     def evaluate(model: torch.nn.Module, images: int) -> tuple[float, float]:
         kept.append(weights(model))
-        return 0.9, next(robust)
+        good, bad = next(scores)
+        return (good, bad) if natural else (bad, good)
 
     monkeypatch.setattr(trainer, "_evaluate", evaluate)
     result = trainer.run()

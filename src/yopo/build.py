@@ -135,10 +135,15 @@ def _own(config: ModelConfig, classes: int) -> nn.Module:
 
 
 def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
-    """SGD; its rate is set anew at every step."""
-    c = config.optimizer
+    """SGD or AdamW; the rate is set anew at every step."""
+    c, parameters = config.optimizer, [p for p in model.parameters() if p.requires_grad]
+    if c.name == "adamw":
+        if c.nesterov:
+            raise ValueError("optimizer.nesterov is SGD's; leave it out with adamw")
+        betas = (c.momentum, 0.999)
+        return torch.optim.AdamW(parameters, lr=c.lr, betas=betas, weight_decay=c.weight_decay)
     return torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad],
+        parameters,
         lr=c.lr,
         momentum=c.momentum,
         nesterov=c.nesterov,

@@ -242,21 +242,22 @@ class CompiledSplit(Split):
 
         def climb(threat: Threat, x: Tensor, eta: Tensor, n: int) -> Tensor:
             with torch.no_grad():
-                if n > 1 and self._ascend is Linf.ascend and (kernels := _kernels(self._module, x)):
-                    conv, bounds = self._module[0], (threat.eps, threat.step)
-                    return kernels.climb(conv, at.p, x, eta, at.grad, *bounds, n)  # type: ignore[no-any-return]
-                return _climb()(self._module, self._ascend, threat, at.p, x, eta, at.grad, n)
+                own = _kernel(self._module, x) if self._ascend is Linf.ascend and n > 1 else None
+                if own is None:
+                    f0, ascend = self._module, self._ascend
+                    return _climb()(f0, ascend, threat, at.p, x, eta, at.grad, n)
+                return own(self._module[0], at.p, x, eta, at.grad, threat.eps, threat.step, n)
 
         return replace(at, climb=climb)
 
 
-def _kernels(f0: nn.Module, x: Tensor) -> Any:  # noqa: ANN401
-    """Our own kernel, if it is made for f0 and Triton is here."""
+def _kernel(f0: nn.Module, x: Tensor) -> Callable[..., Tensor] | None:
+    """Our own kernel, if Triton is here and it is made for f0."""
     try:
         from yopo import kernels
     except ImportError:
         return None
-    return kernels if kernels.fits(f0, x) else None
+    return kernels.climb if kernels.fits(f0, x) else None
 
 
 @cache

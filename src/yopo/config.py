@@ -200,11 +200,12 @@ class ModelConfig(_Strict):
 
 
 class OptimizerConfig(_Strict):
-    """SGD with momentum."""
+    """SGD with momentum, or AdamW, whose first beta is `momentum`."""
 
+    name: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = 0.1
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    nesterov: bool = False
+    nesterov: bool = Field(False, description="sgd alone")
     weight_decay: NotNegative = 5e-4
     clip: Positive | None = Field(None, description="largest norm of the gradient")
     accumulate: Count = Field(1, description="batches for each optimizer step")

@@ -157,9 +157,8 @@ class Engine:
         threat: Any = getattr(self.method, "threat", None)
         if type(threat) in (Linf, L2):
             self._full, self._threat = threat, _on_device(threat, self.device, self.compile)
-        if isinstance(self.optimizer, SGD) and self.device.type == "cuda":
-            for group in self._groups:
-                group["fused"], group["foreach"] = True, False  # takes the rate as a tensor
+        if self.device.type == "cuda":
+            self._let_rates_be_tensors()
         self._plain = self._fast = self._variant(self.method.model)
         if self.compile:
             self._try_to_compile(x, y)
@@ -167,6 +166,16 @@ class Engine:
             self._try_to_capture(x, y)
             torch.cuda.synchronize(self.device)
         self.warmup_seconds += time.perf_counter() - began
+
+    def _let_rates_be_tensors(self) -> None:
+        for group in self._groups:
+            if isinstance(self.optimizer, SGD):
+                group["fused"], group["foreach"] = True, False
+            elif "capturable" in group:  # Adam and its kin, which count steps on the device then
+                group["capturable"] = True
+                for state in (self.optimizer.state[p] for p in group["params"]):
+                    if isinstance(count := state.get("step"), Tensor):
+                        state["step"] = count.to(self.device)
 
     def _try_to_compile(self, x: Tensor, y: Tensor) -> None:
         try:

@@ -9,10 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from yopo.models.stem import Stem
+
 ROWS = 128  # pixels of f0's output at a time
 PIXELS = 1024  # of the image
 WARPS, STAGES = 4, 1  # the fastest of 27 combinations on an H200
-LARGEST = 64  # inputs of one output pixel, and half of the channels, that the kernel is meant for
+TAPS_AT_MOST, CHANNELS_AT_MOST, PIXELS_AT_MOST = 64, 128, 16384  # what the kernel is meant for
 
 
 def fits(f0: nn.Module, x: Tensor) -> bool:
@@ -21,15 +23,17 @@ def fits(f0: nn.Module, x: Tensor) -> bool:
     if not x.is_cuda or x.dim() != 4 or x.dtype != torch.float32 or len(parts) != 2:
         return False
     conv, relu = parts
-    return (
+    return (  # not a subclass: its forward may be another
         isinstance(conv, nn.Conv2d)
-        and isinstance(relu, nn.ReLU)
+        and type(conv) in (nn.Conv2d, Stem)
+        and type(relu) is nn.ReLU
         and conv.weight.dtype == torch.float32
         and (conv.stride, conv.dilation, conv.groups) == ((1, 1), (1, 1), 1)
         and conv.padding_mode == "zeros"
         and not isinstance(conv.padding, str)
-        and conv.weight[0].numel() <= LARGEST
-        and conv.out_channels <= 2 * LARGEST
+        and conv.weight[0].numel() <= TAPS_AT_MOST
+        and conv.out_channels <= CHANNELS_AT_MOST
+        and x[0].numel() <= PIXELS_AT_MOST
         and not any(m._forward_hooks or m._forward_pre_hooks for m in (f0, conv, relu))
     )
 
@@ -131,7 +135,7 @@ def _climb(  # type: ignore[no-untyped-def]
     p += image * rows * columns * out
     parts += image * rows * columns * taps
     kind: tl.constexpr = tl.bfloat16 if half else tl.float32
-    radius, length = tl.load(eps), tl.load(step)
+    radius, length = tl.load(eps).to(tl.float32), tl.load(step).to(tl.float32)
 
     tap = tl.arange(0, TAPS)
     into = tl.arange(0, OUT)

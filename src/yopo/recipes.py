@@ -54,7 +54,7 @@ def _mnist(method: str) -> Tree:
         "batch": 256,
         "precision": "bf16",
         "eps_warmup": 3,
-        "evaluate": {"steps": 40, "every": 5},
+        "evaluate": {"steps": 40, "every": 5, "images": 1000},
         "notes": f"{_WARMUP}. eps grows over 3 epochs: without that, small runs did not learn. "
         "bf16 arithmetic",
     }
@@ -80,7 +80,7 @@ def _cifar10(method: str, model: str) -> Tree:
         "epochs": 105,
         "batch": 256,
         "precision": "bf16",
-        "evaluate": {"steps": 20, "every": 5},
+        "evaluate": {"steps": 20, "every": 5, "images": 1000},
         "notes": f"{_WARMUP}. bf16 arithmetic",
     }
     if model == "preactresnet18":
@@ -112,14 +112,14 @@ def _trades(method: str) -> Tree:
 DEMO: Tree = {
     "method": method_tree("yopo-3-5"),
     "threat": {"name": "linf", "eps": 0.3, "step": 0.3 / 8},
-    "data": {"name": "mnist-subset", "held_out": 500},
+    "data": {"name": "mnist-subset", "held_out": 300},
     "model": {"name": "smallcnn", "options": {"width": 16, "hidden": 100}},
-    "optimizer": {"lr": 0.05, "nesterov": True, "weight_decay": _DECAY},
-    "schedule": {"name": "onecycle", "warmup": 1},
-    "epochs": 10,
+    "optimizer": {"name": "adamw", "lr": 4e-3, "weight_decay": _DECAY},
+    "schedule": {"name": "onecycle", "warmup": 2},
+    "epochs": 7,
     "batch": 100,
-    "eps_warmup": 4,
-    "evaluate": {"steps": 20, "images": 300},
+    "eps_warmup": 2,
+    "evaluate": {"steps": 20, "images": 200},
 }
 
 RECIPES: dict[str, tuple[str, Tree]] = {

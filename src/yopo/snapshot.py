@@ -1,4 +1,4 @@
-"""All tensors that a run needs to go on: weights, averages, momentum, a carried perturbation."""
+"""All tensors a run needs to go on: weights, averages, optimizer state, a carried perturbation."""
 
 from dataclasses import dataclass
 
@@ -26,15 +26,13 @@ class Snapshot:
         if self.ema:
             tensors |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
         for i, p in enumerate(self._parameters()):
-            buffer = self.optimizer.state.get(p, {}).get("momentum_buffer")
-            if buffer is not None:
-                tensors[f"momentum.{i}"] = buffer
+            tensors |= {f"optimizer.{i}.{k}": v for k, v in self._state(p).items()}
         if isinstance(self.method, yopo.Free) and self.method.eta is not None:
             tensors["free.eta"] = distributed.concatenated(self.method.eta)
         return tensors
 
     def is_finite(self) -> bool:
-        """Whether no weight, average or momentum is NaN or infinite."""
+        """Whether no weight, average or state of the optimizer is NaN or infinite."""
         mine = [t for k, t in self.take().items() if t.is_floating_point() and k != "free.eta"]
         return all(bool(t.isfinite().all()) for t in mine)
 
@@ -47,18 +45,24 @@ class Snapshot:
         self.model.load_state_dict(part("model."))
         if self.ema:
             self.ema.model.load_state_dict(part("ema."))
-        momentum = part("momentum.")
         for i, p in enumerate(self._parameters()):
-            saved = momentum.get(str(i))
-            buffer = self.optimizer.state.get(p, {}).get("momentum_buffer")
-            if buffer is not None:  # in place: a captured step knows it by its address
-                buffer.copy_(torch.zeros_like(p) if saved is None else saved)
-            elif saved is not None:
-                self.optimizer.state[p]["momentum_buffer"] = torch.empty_like(p).copy_(saved)
+            saved, there = part(f"optimizer.{i}."), self._state(p)
+            for name, tensor in there.items():  # in place: a captured step knows it by its address
+                tensor.copy_(saved.get(name, torch.zeros_like(tensor)))
+            for name in saved.keys() - there.keys():
+                value = saved[name]  # Adam counts its steps on the CPU
+                self.optimizer.state[p][name] = (
+                    torch.empty_like(p).copy_(value) if value.shape == p.shape else value.clone()
+                )
         if isinstance(self.method, yopo.Free):
             eta = tensors.get("free.eta")
             device = next(self.model.parameters()).device
             self.method.eta = None if eta is None else eta.chunk(world)[rank].to(device)
+
+    def _state(self, p: Tensor) -> dict[str, Tensor]:
+        """The optimizer's tensors for a parameter: momentum, Adam's moments and count."""
+        state = self.optimizer.state.get(p, {})
+        return {k: v for k, v in state.items() if isinstance(v, Tensor)}
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -66,7 +66,7 @@ class Progress:
     loss_sum: float = 0.0  # of this epoch
     right: float = 0.0
     seen: float = 0.0
-    best: float = -1.0  # held-out robust accuracy of the best weights
+    best: float = -1.0  # held-out robust accuracy of the best weights; clean in natural training
     healthiest: float = -1.0  # the best of all evaluations, also the small ones
     best_epoch: int = -1
     rate_scale: float = 1.0
@@ -314,18 +314,19 @@ class Trainer:
                 line["diagnose"] = self._diagnose()
             p.evaluate_seconds += time.perf_counter() - started
             line |= {"clean": clean, "robust": robust, "images": min(images, len(self._held[0]))}
-            # Natural training has no robustness to lose.
-            best = -1.0 if isinstance(self.method, yopo.Natural) else p.healthiest
+            # Natural training has no robustness to lose, or to be chosen by.
+            natural = isinstance(self.method, yopo.Natural)
+            score, best = (clean, -1.0) if natural else (robust, p.healthiest)
             reason = collapse(Health(line["loss"], line["train_accuracy"], robust, best))
             if reason is None:
                 p.healthiest = max(p.healthiest, robust)
             if (
                 full
                 and reason is None
-                and robust > p.best
+                and score > p.best
                 and self._write_weights("model.safetensors")
             ):
-                p.best, p.best_epoch = robust, p.epoch + 1
+                p.best, p.best_epoch = score, p.epoch + 1
         line["evaluate_seconds"] = p.evaluate_seconds
         if reason is not None:
             line["collapse"] = reason
@@ -410,7 +411,9 @@ class Trainer:
             last = {k: v.clone() for k, v in self.follower.state_dict().items()}
             steps = self.config.evaluate.steps
             for name, file in (("last", "model-last.safetensors"), ("best", "model.safetensors")):
-                if (self.out / file).exists():
+                if name == "best" and self.progress.best_epoch == self.config.epochs:
+                    result[name] = result["last"]  # the same weights
+                elif (self.out / file).exists():
                     self.follower.load_state_dict(checkpoint.load_weights(self.out / file))
                     clean, robust = self.accuracies(self.follower, *self._test)
                     result[name] = {"clean": clean, f"pgd-{steps}": robust}

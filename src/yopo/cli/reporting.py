@@ -1,8 +1,12 @@
 """`yopo report`."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
 
 from yopo.cli.common import nothing_else
 
@@ -14,7 +18,7 @@ REPORT = """examples:
   yopo report runs/compare/* --out report.html
   yopo report runs/pgd-10 runs/yopo-5-3 --paper table2 --figures figures
 The page is made from the run folders alone, and everything it needs is inside it. Cards come from
-`yopo eval`; pictures from its --save-examples."""
+`yopo eval`; pictures from its --save-examples. Its table and headline are printed too."""
 
 
 def report_options(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +34,7 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
     nothing_else(rest)
     from yopo import checkpoint
     from yopo.report.curves import save_figures
+    from yopo.report.headline import headline
     from yopo.report.page import page
     from yopo.report.paper import TABLES
     from yopo.report.records import read_runs
@@ -45,10 +50,35 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
     strips = [strip for run in runs if (strip := load_strip(run))]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_text(args.out, page(runs, strips, args.paper))
+    console = Console(highlight=False, markup=False)
+    console.print(summary(runs))
+    for sentence in headline(runs):
+        console.print(f"- {sentence}", soft_wrap=True)
     print(f"report: {args.out}")
     if args.figures:
         for path in save_figures(runs, args.figures):
             print(f"figure: {path}")
+
+
+def summary(runs: "Sequence[Run]") -> Table:
+    """Each run's cost, and its accuracy under every attack that it has met."""
+    from yopo.evaluation.card import duration
+
+    finished = [r.result.get("best", r.result["last"]) for r in runs if r.result]
+    names = [a for run in runs for e in run.evaluations.values() for a in e["attacks"]]
+    attacks = dict.fromkeys(["clean", *names] if names else [a for r in finished for a in r])
+    table = Table(caption="training: time spent processing batches, nothing else")
+    for name in ("run", "training", "propagations", *attacks):
+        table.add_column(name, justify="left" if name == "run" else "right")
+    for run in runs:
+        seconds, cost = run.spent("train_seconds"), run.spent("propagations")
+        cells = [run.label, "–" if seconds is None else duration(seconds)]
+        cells += ["–" if cost is None else f"{cost:.0f}"]
+        for attack in attacks:
+            found = run.accuracy(attack)
+            cells.append("–" if found is None else f"{100 * found[0]:.2f}%")
+        table.add_row(*cells)
+    return table
 
 
 def load_strip(run: "Run") -> "Strip | None":
