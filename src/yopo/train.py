@@ -389,7 +389,7 @@ class Trainer:
         )
 
     def accuracies(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-        """Clean and PGD accuracy on uint8 images, in float32 and batches, seeded."""
+        """Clean and PGD accuracy on uint8 images, by float32's verdict, in batches, seeded."""
         threat = build_threat(self.config.threat)
         attack = parse(f"pgd-{self.config.evaluate.steps}")
         outcomes = attack_all(
@@ -399,6 +399,7 @@ class Trainer:
             threat,
             [attack],
             seed=_mix(self.config.seed, "evaluate"),
+            precision="tf32" if self.device.type == "cuda" else "float32",
             step=2.5 * threat.eps / attack.steps,
         )
         return outcomes["clean"].accuracy, outcomes[attack.name].accuracy
