@@ -156,6 +156,33 @@ def test_compiled_with_an_inner_loop_of_its_own(batch: Batch) -> None:
     compare(convnet(), build, several(batch, 3), THREAT, 1e-9, compile=True)
 
 
+def adam_twins(net: nn.Module, batches: list[Batch]) -> Engine:
+    """AdamW in the plain loop and in the engine, its rate changing."""
+    twin = copy.deepcopy(net)
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(net.parameters(), 1 / 64)
+    method = PGD(net, THREAT, steps=2)
+    for i, (x, y) in enumerate(batches):
+        method.backward(x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = 2.0 ** (-7 - i % 2)
+    torch.manual_seed(1)
+    said: list[str] = []
+    other = torch.optim.AdamW(twin.parameters(), 1 / 64)
+    engine = Engine(PGD(twin, THREAT, steps=2), other, say=said.append)
+    for i, (x, y) in enumerate(batches):
+        engine.step(x, y)
+        other.param_groups[0]["lr"] = 2.0 ** (-7 - i % 2)
+    assert said == []
+    assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-9)
+    return engine
+
+
+def test_adamw(batch: Batch) -> None:
+    adam_twins(convnet(), several(batch, 4))
+
+
 def test_frees_perturbation_can_be_put_back(batch: Batch) -> None:
     """As a checkpoint does: the next step starts from what the method was given."""
     x, y = batch
@@ -344,6 +371,10 @@ class TestMoreOnAGPU:
         one = engine.step(x, y).eta.clone()
         torch.manual_seed(3)
         assert torch.equal(engine.step(x, y).eta, one)
+
+    def test_adamw_is_captured_too(self) -> None:
+        torch.set_default_dtype(torch.float64)
+        assert adam_twins(small(), images(1, 28, 10)).captured
 
     def test_a_frozen_first_layer_leaves_the_others_to_train_in_bf16(self) -> None:
         torch.set_default_dtype(torch.float32)
