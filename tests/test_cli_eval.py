@@ -60,6 +60,20 @@ def test_eval_agrees_with_what_the_training_measured(
         assert tree["accuracy"]["clean"] == measured[which]["clean"]
 
 
+def test_several_runs_at_once_all_checked_first(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    words = ["--attacks", "pgd-1", "--samples", "20"]
+    assert yopo(monkeypatch, "eval", run, tmp_path / "nowhere", *words) == 2
+    assert not (run / "eval.json").exists()
+    assert yopo(monkeypatch, "eval", run, other, *words) == 0
+    one, two = (json.loads((r / "eval.json").read_text()) for r in (run, other))
+    assert one["accuracy"] == two["accuracy"]
+    assert str(other) in capsys.readouterr().out
+
+
 def test_eval_writes_json_card_and_table(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EVAL = """examples:
   yopo eval runs/demo --attacks clean,pgd-20,cw,autoattack --samples 1000
   yopo eval runs/c10 --attacks pgd-50-10,cw-linf --weights last --eps 6/255
+  yopo eval runs/compare/* --attacks pgd-40,cw
   yopo eval runs/c10/model.safetensors --attacks autoattack --batch 500 --save-examples
 attacks: clean, pgd-STEPS[-RESTARTS], cw, cw-linf[-STEPS[-RESTARTS]], autoattack, and its stages
 apgd-ce, apgd-t, fab-t, square. Each runs on the images that are classified correctly.
@@ -36,7 +37,13 @@ goes on where it was."""
 
 def eval_options(parser: argparse.ArgumentParser) -> None:
     """The options of `yopo eval`."""
-    parser.add_argument("run", type=Path, help="folder of a run, or a weights file of one")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, or a weights file of one",
+    )
     parser.add_argument("--attacks", default="clean,pgd-20", help="as clean,pgd-20,cw,autoattack")
     parser.add_argument("--samples", type=int, help="test images, drawn with --seed; default all")
     parser.add_argument("--batch", type=int, default=250, help="images at a time (default 250)")
@@ -51,17 +58,28 @@ def eval_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
-    """Attack a network on its test set; write eval.json and the card."""
-    import yopo
-    from yopo import checkpoint
-    from yopo.cli.saved import find, load_model
-    from yopo.data import load
+    """Attack networks on their test sets; write eval.json and the card of each."""
+    from yopo.cli.saved import find
     from yopo.evaluation.names import parse_all
 
     if rest:
         raise ValueError(f"did not expect {' '.join(rest)}; `yopo eval --help` lists the options")
     parse_all(args.attacks)
-    config, weights = find(args.run, args.weights)
+    for run in args.runs:  # all checked first
+        find(run, args.weights)
+    for run in args.runs:
+        if len(args.runs) > 1:
+            print(run)
+        _evaluate(run, args)
+
+
+def _evaluate(run: Path, args: argparse.Namespace) -> None:
+    import yopo
+    from yopo import checkpoint
+    from yopo.cli.saved import find, load_model
+    from yopo.data import load
+
+    config, weights = find(run, args.weights)
     threat = _threat(config, args.eps)
     step = None if args.step is None else fraction(args.step, "--step")
     device = pick_device(args.device)
@@ -76,7 +94,7 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
         "data": f"{d.name} test set{drawn}",
         "weights": weights.name,
     }
-    stem = args.run / "eval" if args.run.is_dir() else args.run.with_suffix(".eval")
+    stem = run / "eval" if run.is_dir() else run.with_suffix(".eval")
     screen = Screen()
     try:
         with screen.bars, _sigterm_as_interrupt():

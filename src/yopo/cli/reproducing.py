@@ -129,7 +129,7 @@ def _attack(name: str, path: Path, args: argparse.Namespace) -> None:
     for target, attacks, samples in plans:
         file = path / ("eval.json" if target == path else "model.eval.json")
         if not _attacked(file, attacks):
-            wanted = {"run": target, "attacks": ",".join(attacks), "samples": samples}
+            wanted = {"runs": [target], "attacks": ",".join(attacks), "samples": samples}
             wanted |= {"eps": None, "step": None if args.quick else what.step, "seed": 0}
             wanted |= {"precision": "tf32", "weights": None, "save_examples": False}
             wanted |= {
