@@ -1,7 +1,8 @@
 """Recipes: the paper's runs and our own, as plain values under which flags are laid.
 
 On CIFAR-10 the paper sums the m weight gradients of YOPO at rate a/m with decay λ; `backward`
-averages them, so the same step is rate a with decay λ/m. Departures from the paper stand in `notes`.
+averages them, so the same step is rate a with decay λ/m. Departures from the paper stand in
+`notes`.
 """
 
 import difflib
