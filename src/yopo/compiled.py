@@ -202,7 +202,7 @@ def split_backward(graph: torch.fx.Graph) -> None:
 
 def inductor_options(overlap: bool) -> dict[str, Any]:
     """Settings of the compiler under which the networks are compiled."""
-    # combo_kernels would gain 1.5% and is off: a result was wrong with it (records/speed.md).
+    # combo_kernels gained 1.5% once; off until it is measured again (records/speed.md).
     options: dict[str, Any] = {}
     if overlap:
         from torch._inductor.custom_graph_pass import CustomGraphPass

@@ -52,7 +52,7 @@ class Snapshot:
             for name in saved.keys() - there.keys():
                 value = saved[name]  # Adam counts its steps on the CPU
                 self.optimizer.state[p][name] = (
-                    torch.empty_like(p).copy_(value) if value.shape == p.shape else value.clone()
+                    value.clone() if name == "step" else torch.empty_like(p).copy_(value)
                 )
         if isinstance(self.method, yopo.Free):
             eta = tensors.get("free.eta")
