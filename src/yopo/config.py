@@ -225,6 +225,7 @@ class EvaluateConfig(_Strict):
 
     every: Count = Field(1, description="epochs between evaluations")
     steps: Count = Field(10, description="steps of the PGD attack")
+    eps: Positive | None = Field(None, description="radius, also of `yopo eval`; the threat's")
     images: Count = Field(500, description="held-out images to attack")
 
 

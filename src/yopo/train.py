@@ -19,7 +19,13 @@ from torch import Tensor, nn
 
 import yopo
 from yopo import checkpoint, distributed
-from yopo.build import build_method, build_model, build_optimizer, build_threat
+from yopo.build import (
+    build_attacker,
+    build_method,
+    build_model,
+    build_optimizer,
+    build_threat,
+)
 from yopo.config import Config
 from yopo.data.loader import Augment, Loader
 from yopo.data.sources import Arrays
@@ -390,7 +396,7 @@ class Trainer:
 
     def accuracies(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Clean and PGD accuracy on uint8 images, by float32's verdict, in batches, seeded."""
-        threat = build_threat(self.config.threat)
+        threat = build_attacker(self.config)
         attack = parse(f"pgd-{self.config.evaluate.steps}")
         outcomes = attack_all(
             model,

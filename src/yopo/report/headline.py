@@ -158,4 +158,5 @@ def _held_out(run: Run) -> Score | None:
 
 def _setting(run: Run) -> Hashable:
     threat, data = run.config["threat"], run.config["data"]
-    return threat["name"], threat["eps"], data["name"], data.get("path"), data.get("size")
+    eps = run.config["evaluate"].get("eps") or threat["eps"]
+    return threat["name"], eps, data["name"], data.get("path"), data.get("size")
