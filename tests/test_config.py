@@ -12,6 +12,7 @@ from yopo.config import (
     PGDConfig,
     YOPOConfig,
     fields,
+    fraction,
     nested,
     overlay,
     rescaled,
@@ -29,6 +30,15 @@ def test_flags_over_a_recipe() -> None:
     assert (config.method.m, config.method.n) == (3, 3)
     assert config.threat.eps == 6 / 255
     assert config.model.name == "preactresnet18"
+
+
+def test_fractions() -> None:
+    assert fraction("0.3", "x") == 0.3
+    assert fraction("8/255", "x") == 8 / 255
+    assert fraction("2.5 / 255", "x") == 2.5 / 255
+    for text in ("", "8/", "/8", "1/0", "1/2/3", "eps"):
+        with pytest.raises(ValueError, match="expected a number for x"):
+            fraction(text, "x")
 
 
 def test_another_method_by_flag_drops_what_belonged_to_the_old_one() -> None:

@@ -13,9 +13,10 @@ Tree = dict[str, Any]  # nested: {"method": {"name": "yopo", "m": 5}, "epochs": 
 
 
 def fraction(text: str, name: str) -> float:
-    """ "0.3" or "8/255" as a number; `name` is what it is for."""
+    """ "0.3", "8/255" or "2.5/255" as a number; `name` is what it is for."""
+    above, slash, below = text.replace(" ", "").partition("/")
     try:
-        return float(Fraction(text.replace(" ", "")))
+        return float(Fraction(above) / Fraction(below if slash else 1))
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"expected a number for {name}, as 0.3 or 8/255, got {text!r}") from None
 
