@@ -14,9 +14,10 @@ Tree = dict[str, Any]  # nested: {"method": {"name": "yopo", "m": 5}, "epochs": 
 
 def fraction(text: str, name: str) -> float:
     """ "0.3", "8/255" or "2.5/255" as a number; `name` is what it is for."""
-    above, slash, below = text.replace(" ", "").partition("/")
+    parts = text.replace(" ", "").split("/")
     try:
-        return float(Fraction(above) / Fraction(below if slash else 1))
+        above, below = parts if len(parts) > 1 else (text, "1")
+        return float(Fraction(above) / Fraction(below))
     except (ValueError, ZeroDivisionError):
         raise ValueError(f"expected a number for {name}, as 0.3 or 8/255, got {text!r}") from None
 
