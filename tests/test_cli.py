@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 
+from tests.conftest import assert_same
 from tests.runs import tiny_data
 from yopo import checkpoint, cli
 
@@ -295,3 +296,19 @@ def test_torchrun_trains_and_a_killed_rank_ends_the_job_which_resumes(
     lines = (out / "metrics.jsonl").read_text().splitlines()
     epochs = [json.loads(line)["epoch"] for line in lines]
     assert epochs == list(range(1, len(epochs) + 1))
+
+
+def test_training_may_use_a_larger_ball_than_the_threat(
+    npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = []
+    for eps, step, part in (("8/255", "2/255", "2"), ("16/255", "4/255", "1")):
+        out = tmp_path / part
+        words = ["--data.path", npz, *TINY, "--eps_warmup", "1"]
+        words += ["--threat.eps", eps, "--threat.step", step, "--train_eps", part]
+        assert yopo(monkeypatch, "train", "demo", "--out", out, *words) == 0
+        weights.append(checkpoint.load_weights(out / "model-last.safetensors"))
+    assert_same(*weights, tol=0)
+    assert yopo(monkeypatch, "eval", tmp_path / "2", "--attacks", "pgd-2") == 0
+    about = json.loads((tmp_path / "2" / "eval.json").read_text())["about"]
+    assert about["eps"] == 8 / 255

@@ -17,7 +17,7 @@ import yaml
 from tests.robust import EPS, trained
 from tests.test_cli import TINY, npz, yopo
 from yopo import checkpoint
-from yopo.config import Tree, overlay, validate
+from yopo.config import Tree, validate
 
 __all__ = ["npz"]
 
@@ -58,37 +58,6 @@ def test_eval_agrees_with_what_the_training_measured(
         assert yopo(monkeypatch, "eval", out, "--weights", which) == 0
         tree = json.loads((out / "eval.json").read_text())
         assert tree["accuracy"]["clean"] == measured[which]["clean"]
-
-
-def test_the_attack_may_have_another_radius_than_the_training(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wide = tmp_path / "wide"
-    shutil.copytree(run, wide)
-    other: Tree = {"threat": {"eps": 3 * EPS, "step": 0.01}, "evaluate": {"eps": EPS}}
-    (wide / "config.yaml").write_text(yaml.safe_dump(validate(overlay(SETTINGS, other)).tree()))
-    found = []
-    for folder in (run, wide):
-        assert yopo(monkeypatch, "eval", folder, "--attacks", "pgd-5", "--samples", "50") == 0
-        tree = json.loads((folder / "eval.json").read_text())
-        found.append((tree["accuracy"], tree["about"]["eps"]))
-    assert found[0] == found[1]
-    assert found[0][0]["pgd-5"] < found[0][0]["clean"]
-
-
-def test_training_measures_with_the_radius_of_the_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = []
-    words = ["--method.name", "natural", "--epochs", "1", "--evaluate.steps", "2"]
-    words += ["--model.options.width", "4", "--model.options.hidden", "16"]
-    for eps in ("0.3", "1e-9"):
-        out = tmp_path / eps
-        flags = [*words, "--evaluate.eps", eps]
-        assert yopo(monkeypatch, "train", "demo", "--out", out, *flags) == 0
-        results.append(json.loads((out / "result.json").read_text())["last"])
-    assert results[0]["clean"] == results[1]["clean"] == results[1]["pgd-2"]
-    assert results[0]["pgd-2"] < results[0]["clean"]
 
 
 def test_several_runs_at_once_all_checked_first(

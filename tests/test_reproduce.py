@@ -65,7 +65,7 @@ def test_a_row_end_to_end_and_not_again(
     folders = [tmp_path / f"pgd-5-seed-{seed}" for seed in (0, 1)]
     found = json.loads((tmp_path / "table1.json").read_text())["rows"]["PGD-5"]
     assert found["seeds"] == [0, 1]
-    for file, attack, images in (("eval", "pgd-40", 50), ("model.eval", "pgd-3", 40)):
+    for file, attack, images in (("eval", "pgd-40", 50), ("model-last.eval", "pgd-3", 40)):
         both = [json.loads((f / f"{file}.json").read_text()) for f in folders]
         values = [e["accuracy"][attack] for e in both]
         assert found["accuracy"][attack]["mean"] == pytest.approx(sum(values) / 2)
@@ -79,9 +79,9 @@ def test_a_row_end_to_end_and_not_again(
     assert yopo(monkeypatch, *words, "--seeds", "0,1", *more) == 0
     assert [w.stat().st_mtime_ns for w in weights] == before
     # What the paper's attacks cover is not attacked again on fewer images.
-    (folders[0] / "model.eval.json").unlink()
+    (folders[0] / "model-last.eval.json").unlink()
     assert yopo(monkeypatch, *words, "--attacks", "cw", "--samples", "40") == 0
-    assert not (folders[0] / "model.eval.json").exists()
+    assert not (folders[0] / "model-last.eval.json").exists()
     capsys.readouterr()
     assert yopo(monkeypatch, *words, "--epochs", "1") == 2
     assert "holds a run of other settings (epochs)" in capsys.readouterr().err
@@ -147,6 +147,7 @@ def put(out: Path, name: str, row: str, seed: int = 0, **kind: Any) -> dict[str,
     write_run(path, config.tree(), evaluated=False, **kind)
     rng = random.Random(path.name)
     found = evaluation(rng, 0.1)["about"] | {"images": 1000, "eps": config.threat.eps}
+    found["weights"] = "model-last.safetensors"
     attacks = {a: {"accuracy": rng.randrange(1000) / 1000} for a in ("clean", *what.attacks)}
     e = {"attacks": attacks, "about": found, "warnings": []}
     (path / "eval.json").write_text(json.dumps(e))
@@ -217,20 +218,37 @@ def test_fewer_epochs_are_marked_and_extrapolated(tmp_path: Path) -> None:
         summary("table3", tmp_path)
 
 
+def test_the_best_weights_are_told_beside_the_last(tmp_path: Path) -> None:
+    runs = [put(tmp_path, "table2", "YOPO-5-3", seed) for seed in (0, 1)]
+    results = [json.loads((run["path"] / "result.json").read_text()) for run in runs]
+    shares = [
+        100 * (results[0][which][key] + results[1][which][key]) / 2
+        for which in ("best", "last")
+        for key in ("clean", "pgd-3")
+    ]
+    (said,) = [n for n in notes(summary("table2", tmp_path)) if "best held-out" in n]
+    assert "YOPO-5-3 {:.2f} / {:.2f} (last {:.2f} / {:.2f}).".format(*shares) in said
+
+
 def test_fewer_images_and_other_weights(tmp_path: Path) -> None:
-    """Each attack counts over the most images it had; the last weights' figures do not."""
+    """Each attack counts over the most images it had; the best weights' figures do not."""
     run = put(tmp_path, "table2", "PGD-10")
     other = json.loads(json.dumps(run["eval"]))
     other["about"]["images"] = 100
     other["attacks"] = {"clean": {"accuracy": 0.001}, "autoattack": {"accuracy": 0.25}}
-    (run["path"] / "model.eval.json").write_text(json.dumps(other))
-    other["about"] |= {"weights": "model-last.safetensors", "images": 5000}
     (run["path"] / "model-last.eval.json").write_text(json.dumps(other))
+    other["about"] |= {"weights": "model.safetensors", "images": 5000}
+    (run["path"] / "model.eval.json").write_text(json.dumps(other))
     cell = shown("table2", tmp_path, "PGD-10")
     assert cell["autoattack"] == "25.00"
     assert cell["clean"] == f"{100 * run['eval']['attacks']['clean']['accuracy']:.2f} / 84.82"
     said = notes(summary("table2", tmp_path))
     assert "autoattack: on 100 of the 1,000 test images for PGD-10." in said
+    # Where the last epoch was the best one, both files hold the same weights.
+    result = json.loads((run["path"] / "result.json").read_text())
+    epochs = TABLES["table2"].config("PGD-10").epochs
+    (run["path"] / "result.json").write_text(json.dumps(result | {"best_epoch": epochs}))
+    assert shown("table2", tmp_path, "PGD-10")["clean"] == "0.10 / 84.82"
 
 
 def test_literal_loops_beside_ours(tmp_path: Path) -> None:

@@ -42,15 +42,9 @@ def build_threat(config: LinfConfig | L2Config, part: float = 1.0) -> yopo.Linf 
     return kind(part * config.eps, None if config.step is None else part * config.step)
 
 
-def build_attacker(config: Config) -> yopo.Linf | yopo.L2:
-    """The threat that evaluations use: its radius may differ from the one trained with."""
-    threat, eps = build_threat(config.threat), config.evaluate.eps
-    return threat if eps is None else type(threat)(eps)
-
-
 def build_method(config: Config, model: nn.Module, optimizer: Optimizer) -> yopo.Method:
     """The training method of a configuration."""
-    threat = build_threat(config.threat)
+    threat = build_threat(config.threat, config.train_eps)
 
     def loss(logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits, y, label_smoothing=config.label_smoothing)

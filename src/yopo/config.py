@@ -227,7 +227,6 @@ class EvaluateConfig(_Strict):
 
     every: Count = Field(1, description="epochs between evaluations")
     steps: Count = Field(10, description="steps of the PGD attack")
-    eps: Positive | None = Field(None, description="radius, also of `yopo eval`; the threat's")
     images: Count = Field(500, description="held-out images to attack")
 
 
@@ -271,6 +270,7 @@ class Config(_Strict):
     epochs: Count = 10
     batch: Count = Field(128, description="images a step, over all processes")
     seed: int = 0
+    train_eps: Positive = Field(1.0, description="radius of the ball trained with, in threat.eps")
     eps_warmup: NotNegative = Field(0.0, description="epochs in which eps grows from 0")
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     ema: Annotated[float, Field(ge=0, lt=1)] = Field(

@@ -19,13 +19,7 @@ from torch import Tensor, nn
 
 import yopo
 from yopo import checkpoint, distributed
-from yopo.build import (
-    build_attacker,
-    build_method,
-    build_model,
-    build_optimizer,
-    build_threat,
-)
+from yopo.build import build_method, build_model, build_optimizer, build_threat
 from yopo.config import Config
 from yopo.data.loader import Augment, Loader
 from yopo.data.sources import Arrays
@@ -256,7 +250,7 @@ class Trainer:
             p.updates += 1
             return self.engine.step(x, y, part=part, updates=p.updates - 1)
         if c.eps_warmup and isinstance(self.method, yopo.AdversarialMethod):
-            self.method.threat = build_threat(c.threat, part)
+            self.method.threat = build_threat(c.threat, part * c.train_eps)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=c.precision == "bf16"):
             out = self.method.backward(x, y)
         every = c.optimizer.accumulate
@@ -396,7 +390,7 @@ class Trainer:
 
     def accuracies(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Clean and PGD accuracy on uint8 images, by float32's verdict, in batches, seeded."""
-        threat = build_attacker(self.config)
+        threat = build_threat(self.config.threat)
         attack = parse(f"pgd-{self.config.evaluate.steps}")
         outcomes = attack_all(
             model,

@@ -193,9 +193,9 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 
 def _threat(config: "Config", eps: str | None) -> "Linf | L2":
-    from yopo.build import build_attacker
+    from yopo.build import build_threat
 
-    threat = build_attacker(config)
+    threat = build_threat(config.threat)
     return threat if eps is None else type(threat)(fraction(eps, "--eps"))
 
 

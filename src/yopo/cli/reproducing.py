@@ -14,6 +14,7 @@ from rich.table import Table
 from yopo import checkpoint
 from yopo.cli.common import nothing_else, pick_device
 from yopo.cli.evaluating import run_eval
+from yopo.cli.saved import FILES
 from yopo.cli.training import train_one
 from yopo.config import Config, validate
 from yopo.reproduction import FIGURES, TABLES, folder
@@ -28,9 +29,9 @@ REPRODUCE = """examples:
   yopo reproduce table4 --quick --out /tmp/quick          minutes on a CPU: does it work at all?
   yopo reproduce table2 --out runs/table2 --show          what is there; trains nothing
   yopo reproduce figures --out runs                       Figure 3, from runs/table1 and runs/table2
-Each row trains with the recipe of its name, once for each seed, in OUT/row-seed-N, and is attacked
-as in the paper. What is finished is not done again, so the same command goes on after an
-interruption. The table shows all that is in OUT."""
+Each row trains with the recipe of its name, once for each seed, in OUT/row-seed-N, and its last
+weights are attacked as in the paper. What is finished is not done again, so the same command goes
+on after an interruption. The table shows all that is in OUT."""
 QUICK_SAMPLES = 300
 
 
@@ -113,9 +114,9 @@ def _check(path: Path, config: Config) -> None:
 
 
 def _attack(name: str, path: Path, args: argparse.Namespace) -> None:
-    """The paper's attacks on all test images, and more of them where asked for.
+    """The paper's attacks on the last weights and all test images, and more where asked for.
 
-    What is asked for on fewer images is an evaluation of its own, model.eval.json.
+    What is asked for on fewer images is an evaluation of its own, model-last.eval.json.
     """
     what = TABLES[name]
     usual, more = ["clean", *what.attacks], args.attacks.split(",") if args.attacks else []
@@ -125,13 +126,14 @@ def _attack(name: str, path: Path, args: argparse.Namespace) -> None:
     else:
         plans = [(path, usual, most)]
         if not _attacked(path / "eval.json", more):
-            plans.append((path / "model.safetensors", ["clean", *more], args.samples))
+            plans.append((path / FILES["last"], ["clean", *more], args.samples))
     for target, attacks, samples in plans:
-        file = path / ("eval.json" if target == path else "model.eval.json")
+        file = path / ("eval.json" if target == path else "model-last.eval.json")
         if not _attacked(file, attacks):
             wanted = {"runs": [target], "attacks": ",".join(attacks), "samples": samples}
             wanted |= {"eps": None, "step": None if args.quick else what.step, "seed": 0}
-            wanted |= {"precision": "tf32", "weights": None, "save_examples": False}
+            which = "last" if target == path else None
+            wanted |= {"precision": "tf32", "weights": which, "save_examples": False}
             wanted |= {
                 "compile": "autoattack" in attacks and pick_device(args.device).type == "cuda"
             }

@@ -158,5 +158,4 @@ def _held_out(run: Run) -> Score | None:
 
 def _setting(run: Run) -> Hashable:
     threat, data = run.config["threat"], run.config["data"]
-    eps = run.config["evaluate"].get("eps") or threat["eps"]
-    return threat["name"], eps, data["name"], data.get("path"), data.get("size")
+    return threat["name"], threat["eps"], data["name"], data.get("path"), data.get("size")

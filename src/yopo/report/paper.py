@@ -97,7 +97,7 @@ def differs(run: Run, theirs: dict[str, Any]) -> str:
     norm, eps = run.config["threat"]["name"], float(run.config["threat"]["eps"])
     radius = Fraction(theirs["eps"])
     if norm != "linf" or not isclose(eps, radius, rel_tol=1e-3):
-        found.append(f"trained with {norm} of {eps:.4g}, not linf of {theirs['eps']}")
+        found.append(f"threat {norm} of {eps:.4g}, not linf of {theirs['eps']}")
     for e in run.evaluations.values():
         if not isclose(e["about"]["eps"], radius, rel_tol=1e-3):
             found.append(f"attacked with {e['about']['threat']}")
