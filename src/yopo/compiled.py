@@ -35,7 +35,9 @@ class Compiled(nn.Module):
         self._weights: list[Tensor] = [p for p in self.parameters() if p.requires_grad]
         self._narrow: dict[str, Tensor] = {}  # cast weights by name, and the weights themselves
         self._wide: list[Tensor] = []
-        self._side = torch.cuda.Stream(self._weights[0].device) if overlap else None
+        self.side = torch.cuda.Stream(self._weights[0].device) if overlap else None
+        self.in_use: list[Any] = []  # what the side reads: must not be freed before `settle`
+        self.found: list[Tensor] = []  # weight gradients of one backward pass, made on the side
         if cast:
             wide = dict(self.parts.named_parameters())
             self._narrow = {
@@ -69,24 +71,32 @@ class Compiled(nn.Module):
         """As loss.backward(), all additions to .grad at once."""
         self.settle()
         leaves = [*self._leaves, *([] if x is None else [x])]
-        with _overlapped(self._side):
+        with _overlapped(self):
             grads = torch.autograd.grad(loss, leaves, allow_unused=True)
         if x is not None:
             x.grad = grads[-1]
         found = [(w, g) for w, g in zip(self._weights, grads, strict=False) if g is not None]
-        if self._side is None:
+        if self.side is None:
             _accumulate(found)
             return
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
+        here = {g.data_ptr() for _, g in found}
+        if any(g.data_ptr() not in here for g in self.found):
+            # The compiler laid one out anew, on the first stream, which did not wait for it. This
+            # pass is lost (it is a rehearsal); from now on there is one stream.
+            self.settle()
+            self.side = None
+            return
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
             _accumulate(found)
-        _in_use.append(grads)
+        self.in_use.append(grads)
+        self.found.clear()
 
     def settle(self) -> None:
         """Wait for the weight gradients."""
-        if self._side is not None and _in_use:
-            torch.cuda.current_stream().wait_stream(self._side)
-            _in_use.clear()
+        if self.side is not None and self.in_use:
+            torch.cuda.current_stream().wait_stream(self.side)
+            self.in_use.clear()
 
 
 def _cast_by_autocast(module: nn.Module) -> list[str]:
@@ -125,18 +135,17 @@ def _compiled_sums() -> tuple[Callable[..., None], Callable[..., None]]:
 
 # ---------------------------------------------------------------- weight gradients on the side
 
-_in_use: list[Any] = []  # what the second stream reads: must not be freed before `settle`
-_stream: list[torch.cuda.Stream | None] = [None]
+_running: list[Compiled | None] = [None]
 
 
 @contextmanager
-def _overlapped(side: torch.cuda.Stream | None) -> Iterator[None]:
-    """Weight gradients found in the block are computed on `side`."""
-    _stream[0] = side
+def _overlapped(network: Compiled) -> Iterator[None]:
+    """Weight gradients found in the block are computed on the network's second stream."""
+    _running[0] = network
     try:
         yield
     finally:
-        _stream[0] = None
+        _running[0] = None
 
 
 @cache
@@ -153,14 +162,15 @@ def _weight_gradient() -> Any:  # noqa: ANN401
         dilation: list[int],
         groups: int,
     ) -> Tensor:
-        side = _stream[0]
+        network = _running[0]
         work = (grad, x, weight, None, stride, padding, dilation, False, [0, 0], groups)
-        if side is None:
+        if network is None or network.side is None:
             return _like(_aten.convolution_backward(*work, [False, True, False])[1], weight)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        network.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(network.side):
             found = _like(_aten.convolution_backward(*work, [False, True, False])[1], weight)
-        _in_use.append((grad, x))
+        network.in_use.append((grad, x))
+        network.found.append(found)
         return found
 
     weight_gradient.register_fake(lambda _grad, _x, weight, *_: torch.empty_like(weight))
