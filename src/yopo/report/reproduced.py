@@ -130,14 +130,18 @@ def _told(name: str, runs: Sequence[Run]) -> list[str]:
     """What a reader must know about these runs."""
     told: list[str] = []
     others: dict[str, list[str]] = {}
+    warned: dict[str, list[str]] = {}
     for run in runs:
         if how := differs(run, paper()["tables"][name]):
             others.setdefault(how, []).append(run.name)
         told += [f"{run.name}: {note}" for note in run.notes]
-        warned = [w["code"] for e in run.evaluations.values() for w in e["warnings"]]
-        if warned:
-            codes = ", ".join(dict.fromkeys(warned))
-            told.append(f"{run.name}: warnings of its evaluation: {codes} (docs/warnings.md).")
+        codes = [w["code"] for e in run.evaluations.values() for w in e["warnings"]]
+        for code in dict.fromkeys(codes):
+            warned.setdefault(code, []).append(run.name)
+    told += [
+        f"Warning {code} (docs/warnings.md) of the evaluation of {', '.join(names)}."
+        for code, names in warned.items()
+    ]
     facts = ("hardware", "packages")
     where = [", ".join(str(v) for k in facts if (v := run.environment.get(k))) for run in runs]
     told += [f"Trained on {place}." for place in dict.fromkeys(filter(None, where))]
