@@ -20,7 +20,7 @@ BASE: Tree = {
     "optimizer": {"lr": 0.05},
     "schedule": {"name": "cosine", "warmup": 1},
     "evaluate": {"steps": 3, "images": 20},
-    "checkpoint": {"minutes": 0},
+    "checkpoint": {"minutes": 0, "pause": 0},
     "epochs": 3,
     "batch": 20,
     "ema": 0.9,

@@ -171,7 +171,7 @@ def test_two_processes_resume_in_the_middle_of_an_epoch_exactly(
 ) -> None:
     """With BatchNorm that is not synchronised, and a perturbation carried over by Free."""
     over: Tree = {
-        "checkpoint": {"minutes": 0},
+        "checkpoint": {"minutes": 0, "pause": 0},
         "ema": 0,
         "method": METHODS[method],
         "model": BATCHNORM["model"],

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import yopo
 import yopo.train
+from tests.conftest import assert_same
 from tests.runs import (
     Silent,
     dawdle,
@@ -408,10 +409,25 @@ def test_a_folder_with_no_sound_checkpoint_is_refused(tmp_path: Path) -> None:
         tiny_trainer(tmp_path).resume()
 
 
+def test_short_epochs_write_no_checkpoint_but_the_last_one_does(tmp_path: Path) -> None:
+    over: Tree = {"checkpoint": {"minutes": 10, "pause": 100}}
+    trainer = tiny_trainer(tmp_path / "a", over)
+    trainer.run()
+    assert trainer.progress.saves == 2  # before the first epoch and after the last
+    again = tiny_trainer(tmp_path / "a", over)
+    assert again.resume()
+    assert again.progress.epoch == 3
+    often = tiny_trainer(tmp_path / "b")
+    often.run()
+    assert often.progress.saves >= 4
+    assert_same(dict(often.model.state_dict()), dict(again.model.state_dict()), tol=0)
+
+
+@pytest.mark.parametrize("pause", [0, 100])
 def test_a_stop_during_the_evaluation_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: int
 ) -> None:
-    trainer = tiny_trainer(tmp_path)
+    trainer = tiny_trainer(tmp_path, {"checkpoint": {"pause": pause}})
 
     def evaluate(*_: object) -> tuple[float, float]:
         trainer.stop = True

@@ -250,7 +250,10 @@ class GuardConfig(_Strict):
 class CheckpointConfig(_Strict):
     """When the run's state is written."""
 
-    minutes: NotNegative = Field(10.0, description="between checkpoints, beside each epoch's end")
+    minutes: NotNegative = Field(10.0, description="most time between checkpoints")
+    pause: NotNegative = Field(
+        10.0, description="seconds; an epoch that ends sooner after the last one writes none"
+    )
     keep: Count = 2
 
 

@@ -134,7 +134,7 @@ class Trainer:
             world=self.world,
             resident=config.data.resident,
         )
-        self._saved_at = time.monotonic()
+        self._saved_at, self._saved = time.monotonic(), (-1, -1)  # (epoch, step)
         self._prepare_seconds = time.perf_counter() - began
 
     def _engine(self) -> Engine | None:
@@ -177,8 +177,10 @@ class Trainer:
         return result
 
     def _stop_if_asked(self) -> None:
-        """A signal that came during an evaluation, when all is saved."""
+        """A signal that came between epochs."""
         if self._anyone(self.stop)[0]:
+            if self._saved != (self.progress.epoch, self.progress.step):
+                self._save(good=True)
             raise StopRequested
 
     def _warm_up(self) -> None:
@@ -337,7 +339,9 @@ class Trainer:
             self._recover(reason)
             return
         p.epoch, p.step, p.loss_sum, p.right, p.seen = p.epoch + 1, 0, 0.0, 0.0, 0.0
-        self._save(good=True)
+        due = time.monotonic() - self._saved_at >= c.checkpoint.pause or p.epoch == c.epochs
+        if any(self._anyone(due)):
+            self._save(good=True)
 
     def _recover(self, reason: str) -> None:
         p, guard = self.progress, self.config.guard
@@ -463,6 +467,7 @@ class Trainer:
     def _save(self, *, good: bool = False) -> None:
         """Write a checkpoint; a good one is what a collapse goes back to."""
         self._saved_at = time.monotonic()
+        self._saved = (self.progress.epoch, self.progress.step)
         p, keep = self.progress, self.config.checkpoint.keep
         if self.world > 1:
             self._gather()
