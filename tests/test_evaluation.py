@@ -125,29 +125,37 @@ def test_worst_is_per_image_and_attacks_do_not_know_each_other(
 
 
 @threats
+@pytest.mark.parametrize("grain", [1, 7])
 def test_leaving_broken_images_alone_breaks_the_same_images_for_fewer_passes(
-    threat: Threat, digits: tuple[nn.Module, Tensor, Tensor]
+    threat: Threat, digits: tuple[nn.Module, Tensor, Tensor], grain: int
 ) -> None:
+    """grain: sizes of batches are its multiples, and that of the first."""
     model, x, y = digits
+    sizes: set[int] = set()
     found: dict[bool, list[Tensor]] = {True: [], False: []}
     passed = {True: 0, False: 0}
     for until_broken in (True, False):
 
         def f(x: Tensor, u: bool = until_broken) -> Tensor:
             passed[u] += len(x)
+            sizes.add(len(x))
             return Frozen(model)(x)
 
         for loss in (LOSSES["cross-entropy"], margin):
             best = Strongest(f, x, y, loss)
+            best.grain = grain
             eta = starts(threat, x, "0")
             climb(best, eta, threat, steps=5, step=threat.eps / 2, until_broken=until_broken)
             found[until_broken] += [best.wrong, model(best.images).argmax(1) != y]
         best = Strongest(f, x, y, margin)
+        best.grain = grain
         descend(best, threat, steps=12, lr=0.05, until_broken=until_broken)
         found[until_broken] += [best.wrong, model(best.images).argmax(1) != y]
     assert all(map(torch.equal, found[True], found[False]))
     assert torch.equal(found[True][0], found[True][1])
     assert passed[True] < passed[False]
+    assert len(sizes) > 2
+    assert all(size % grain == 0 for size in sizes - {len(x)})
 
 
 def test_each_restart_goes_over_what_stands_in_full_batches(

@@ -117,7 +117,7 @@ def test_figures_train_what_is_missing_and_draw(
     assert yopo(monkeypatch, "reproduce", "figures", "--quick", "--out", tmp_path) == 0
     assert (tmp_path / "table2" / "yopo-5-3-seed-0" / "result.json").is_file()
     drawn = (tmp_path / "figure3b" / "accuracy-propagations.svg").read_text()
-    for label in ("pgd-10-seed-0", "yopo-5-3-seed-0"):
+    for label in ("PGD-10, robust", "YOPO-5-3, clean"):
         assert label in drawn
 
 

@@ -24,7 +24,10 @@ HEADLINE = {
     "table2": ("PGD-10", "YOPO-5-3"),
     "table4": ("TRADES-10", "TRADES-YOPO-3-4"),
 }
-FIGURE = "records/reproduction/figure3b/accuracy-time.png"
+FIGURES = {
+    "MNIST": "records/reproduction/figure3a/accuracy-time.png",
+    "CIFAR-10": "records/reproduction/figure3b/accuracy-time.png",
+}
 
 
 def texts(root: Path = ROOT) -> dict[Path, str]:
@@ -84,8 +87,10 @@ def _headline(root: Path) -> str:
         "Test accuracy, ours / the paper's, in %; the mean over seeds, and the lowest "
         "and highest. Time: training alone; its ratio is over the row of PGD or TRADES above.",
     )
-    if (root / FIGURE).is_file():
-        lines = [f"![Held-out accuracy against training time]({FIGURE})", "", *lines]
+    for data, figure in reversed(FIGURES.items()):
+        if (root / figure).is_file():
+            alt = f"{data}: held-out accuracy against training time"
+            lines = [f"![{alt}]({figure})", "", *lines]
     return "\n".join([*lines, "", *_list(told)])
 
 

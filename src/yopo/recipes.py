@@ -55,7 +55,7 @@ def _mnist(method: str) -> Tree:
         "batch": 256,
         "precision": "bf16",
         "eps_warmup": 3,
-        "evaluate": {"steps": 40, "every": 5, "images": 1000},
+        "evaluate": {"steps": 40, "every": 2, "images": 1000},
         "notes": f"{_WARMUP}. eps grows over 3 epochs: without that, small runs did not learn. "
         "bf16 arithmetic",
     }
@@ -83,7 +83,7 @@ def _cifar10(method: str, model: str) -> Tree:
         "epochs": 105,
         "batch": 256,
         "precision": "bf16",
-        "evaluate": {"steps": 20, "every": 5, "images": 1000},
+        "evaluate": {"steps": 20, "every": 2, "images": 1000},
         "notes": f"{_WARMUP}. bf16 arithmetic",
     }
     if model == "preactresnet18":

@@ -402,6 +402,7 @@ class Trainer:
             y,
             threat,
             [attack],
+            batch=max(250, 2 * self.config.batch),  # no weight gradients, so there is room
             seed=_mix(self.config.seed, "evaluate"),
             precision="tf32" if self.device.type == "cuda" else "float32",
             step=2.5 * threat.eps / attack.steps,

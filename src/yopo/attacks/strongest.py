@@ -8,6 +8,7 @@ from torch import Tensor
 from yopo.checks import check_targets
 from yopo.frozen import Network
 
+GRAIN = 32  # images: a GPU's libraries choose kernels anew, at length, for every size of a batch
 PerSample = Callable[[Tensor, Tensor], Tensor]  # logits (B, C), labels (B,) -> (B,)
 
 
@@ -21,6 +22,7 @@ class Strongest:
         self, f: Network, x: Tensor, y: Tensor, loss: PerSample, clean: Tensor | None = None
     ) -> None:
         self.f, self.x, self.y, self.loss = f, x, y, loss
+        self.grain = GRAIN if x.is_cuda else 1
         self._eta = torch.zeros_like(x)
         with torch.no_grad():
             logits = f(x.clone()) if clean is None else clean
@@ -46,10 +48,19 @@ class Strongest:
         self._value[at] = torch.where(better, value, value_had)
 
     def standing(self, rows: Tensor | None) -> Tensor | None:
-        """Positions in `rows` (all images if None) of those still classified; None if all are."""
+        """Positions in `rows` (all images if None) of those still classified; None for all.
+
+        On a GPU some others stay with them, up to a multiple of GRAIN: they stay misclassified.
+        """
         wrong = self.wrong if rows is None else self.wrong[rows]
         positions = (~wrong).nonzero()[:, 0]  # waits for the device
-        return None if len(positions) == len(wrong) else positions
+        size = -(-len(positions) // self.grain) * self.grain
+        if size >= len(wrong):
+            return None
+        if size > len(positions):
+            others = wrong.nonzero()[: size - len(positions), 0]
+            positions = torch.cat([positions, others]).sort().values
+        return positions
 
     @property
     def images(self) -> Tensor:

@@ -74,6 +74,9 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     written = []
+    alone = len({run.method for run in runs}) == len(runs)  # each method once
+    lowest = min((p[m] for run in runs for p in run.points for m in MEASURES), default=0.0)
+    bottom = 10 * math.floor(10 * lowest)
     for axis, name in AXES.items():
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.subplots()
@@ -83,10 +86,11 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
             for measure, style in zip(MEASURES, ("-", "--"), strict=True):
                 y = [100 * p[measure] for p in run.points]
                 dots = "o" if len(x) <= 30 else ""
-                label = f"{run.label}, {measure}".replace("$", r"\$")
+                whose = run.method if alone else run.label
+                label = f"{whose}, {measure}".replace("$", r"\$")
                 colour = PALETTE[i % len(PALETTE)]
                 axes.plot(x, y, style, marker=dots, ms=3.5, color=colour, label=label)
-        axes.set(xlabel=name + unit, ylabel="held-out accuracy, %", ylim=(0, 100))
+        axes.set(xlabel=name + unit, ylabel="held-out accuracy, %", ylim=(bottom, 100))
         axes.set_xlim(left=0)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

@@ -41,8 +41,13 @@ class Run:
 
     @property
     def points(self) -> list[dict[str, Any]]:
-        """Epochs with held-out accuracies; a collapsed one may have none."""
-        return [line for line in self.lines if line.get("robust") is not None]
+        """Epochs that were evaluated in full.
+
+        Those between are looked at with fewer images, for the guard; a collapsed one may have none.
+        """
+        measured = [line for line in self.lines if line.get("robust") is not None]
+        most = max((line["images"] for line in measured), default=0)
+        return [line for line in measured if line["images"] == most]
 
     def spent(self, what: str) -> float | None:
         """`train_seconds` or `propagations` in all, so far."""
