@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import torch
 import yaml
 from torch import nn
 
@@ -57,4 +58,6 @@ def load_model(config: Config, weights: Path, data: Arrays) -> nn.Module:
             f"{len(data.names)} classes: {'; '.join(wrong[:3])}{more}"
         )
     model.load_state_dict(state)
+    if config.model.channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.eval()
