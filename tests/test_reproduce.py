@@ -218,6 +218,34 @@ def test_fewer_epochs_are_marked_and_extrapolated(tmp_path: Path) -> None:
         summary("table3", tmp_path)
 
 
+def test_runs_that_shared_a_gpu_count_for_accuracy_alone(tmp_path: Path) -> None:
+    runs = [put(tmp_path, "table2", "PGD-10", seed) for seed in (0, 1)]
+    runs += [put(tmp_path, "table2", "YOPO-5-3")]
+    for run in runs[1:]:
+        result = json.loads((run["path"] / "result.json").read_text())
+        (run["path"] / "result.json").write_text(json.dumps(result | {"timed": False}))
+    found = summary("table2", tmp_path)
+    assert found["rows"]["PGD-10"]["train_seconds"] == runs[0]["seconds"]
+    assert found["rows"]["PGD-10"]["accuracy"]["clean"]["seeds"] == 2
+    assert shown("table2", tmp_path, "PGD-10")["time ratio"].startswith("1.00")
+    cell = shown("table2", tmp_path, "YOPO-5-3")
+    assert (cell["training"], cell["time ratio"]) == ("–", "–")
+    assert not cell["clean"].startswith("–")
+    said = "pgd-10-seed-1: It shared its GPU with other runs, so its times do not count."
+    assert said in notes(found)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_untimed_runs_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["reproduce", "table1", "--quick", "--rows", "PGD-5", "--out", str(tmp_path)]
+    assert yopo(monkeypatch, *words, "--untimed") == 0
+    result = json.loads((tmp_path / "pgd-5-seed-0" / "result.json").read_text())
+    assert result["timed"] is False
+    assert yopo(monkeypatch, *words, "--seeds", "0,1") == 0
+    found = json.loads((tmp_path / "table1.json").read_text())["rows"]["PGD-5"]
+    assert (found["seeds"], found["timed"]) == ([0, 1], [1])
+
+
 def test_the_best_weights_are_told_beside_the_last(tmp_path: Path) -> None:
     runs = [put(tmp_path, "table2", "YOPO-5-3", seed) for seed in (0, 1)]
     results = [json.loads((run["path"] / "result.json").read_text()) for run in runs]

@@ -84,6 +84,8 @@ class Run:
                 f"Not finished: {self.lines[-1]['epoch']} of {self.config['epochs']} epochs, "
                 "and no result on the test set."
             )
+        elif not self.result.get("timed", True):
+            notes.append("It shared its GPU with other runs, so its times do not count.")
         for line in self.lines:
             if "collapse" in line:
                 notes.append(

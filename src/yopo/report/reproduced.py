@@ -34,7 +34,7 @@ def summary(
     told = _told(name, [run for group in runs.values() for run in group])
     base = found[what.against]
     for row, r in found.items():
-        if r and base and r["seeds"] and base["seeds"]:
+        if r and base and "recipe_seconds" in r and "recipe_seconds" in base:
             if same_hardware([*runs[row], *runs[what.against]]):
                 r["time_ratio"] = r["recipe_seconds"] / base["recipe_seconds"]
             else:
@@ -67,12 +67,17 @@ def _row(what: Reproduction, row: str, runs: Sequence[Run]) -> dict[str, Any]:
     }
     if not done:
         return found
-    seconds = mean(run.spent("train_seconds") or 0.0 for run in done)
+    timed = [run for run in done if run.result and run.result.get("timed", True)]
+    if timed:
+        seconds = mean(run.spent("train_seconds") or 0.0 for run in timed)
+        found |= {
+            "timed": [run.config["seed"] for run in timed],
+            "train_seconds": seconds,
+            "epoch_seconds": seconds / found["epochs"],
+            "recipe_seconds": seconds / found["epochs"] * found["recipe_epochs"],
+        }
     attacks = dict.fromkeys(attack for run in done for attack in _shares(run))
     return found | {
-        "train_seconds": seconds,
-        "epoch_seconds": seconds / found["epochs"],
-        "recipe_seconds": seconds / found["epochs"] * found["recipe_epochs"],
         "propagations": mean(run.spent("propagations") or 0.0 for run in done),
         "test_images": min(run.result["test_images"] for run in done if run.result),
         "accuracy": {attack: _accuracy(done, attack) for attack in attacks},
@@ -166,7 +171,7 @@ def cells(table: Summary, row: str) -> list[Cell]:
         if whole and attack in _paper_attacks(table):
             beside = f" / {theirs[attack]:.2f}" if theirs else " / –"
         shown.append(_cell(r, attack, beside))
-    if not r or not r["seeds"]:
+    if not r or "train_seconds" not in r:
         return [*shown, "–", "–"]
     seconds, each = duration(r["train_seconds"]), duration(r["epoch_seconds"])
     recipe = f"{duration(r['recipe_seconds'])} for {r['recipe_epochs']}, extrapolated"
@@ -186,8 +191,9 @@ def legend(table: Summary) -> list[str]:
     return [
         "Accuracies: test set, weights of the last epoch, ours / the paper's, in %; the mean over "
         "seeds, and the lowest and highest seed where there are several.",
-        f"Time: training alone, the mean over seeds; its ratio is over {against}'s in this "
-        f"table{on}. Extrapolated: seconds an epoch times the recipe's epochs.",
+        "Time: training alone, the mean over seeds (not over those that shared a GPU); its ratio "
+        f"is over {against}'s in this table{on}. Extrapolated: seconds an epoch times the recipe's "
+        "epochs.",
     ]
 
 
