@@ -23,10 +23,11 @@ def svg(runs: Sequence[Run], axis: str) -> str:
     """One chart; curves are `g.curve`, points carry the words that hovering shows."""
     scale, unit = _unit(runs, axis)
     longest = max((p[axis] for r in runs for p in r.points), default=1.0) / scale
-    ticks = _ticks(longest)
+    ticks, bottom = _ticks(longest), _bottom(runs)
     parts = []
-    for share in range(0, 101, 20):
-        y = _y(share / 100)
+    step = next(s for s in (2, 5, 10, 20) if (100 - bottom) / s <= 6)
+    for share in range(100, bottom - 1, -step):
+        y = _y(share / 100, bottom)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{share}%</text>')
     for tick in ticks:
@@ -38,7 +39,7 @@ def svg(runs: Sequence[Run], axis: str) -> str:
     )
     for i, run in enumerate(runs):
         for measure in reversed(MEASURES):  # robust on top
-            parts.append(_curve(run, i, measure, axis, scale * ticks[-1]))
+            parts.append(_curve(run, i, measure, axis, (scale * ticks[-1], bottom)))
     title = f"Held-out accuracy against {AXES[axis]}"
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" tabindex="0" aria-label="{title}; '
@@ -47,8 +48,9 @@ def svg(runs: Sequence[Run], axis: str) -> str:
     )
 
 
-def _curve(run: Run, i: int, measure: str, axis: str, end: float) -> str:
-    places = [(_x(p[axis] / end), _y(p[measure])) for p in run.points]
+def _curve(run: Run, i: int, measure: str, axis: str, corner: tuple[float, int]) -> str:
+    end, bottom = corner
+    places = [(_x(p[axis] / end), _y(p[measure], bottom)) for p in run.points]
     line = " ".join(f"{x},{y}" for x, y in places)
     radius = 2.5 if len(places) <= 30 else 1.2
     attack = f"pgd-{run.config['evaluate']['steps']}" if measure == "robust" else "clean"
@@ -75,8 +77,6 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     alone = len({run.method for run in runs}) == len(runs)  # each method once
-    lowest = min((p[m] for run in runs for p in run.points for m in MEASURES), default=0.0)
-    bottom = 10 * math.floor(10 * lowest)
     for axis, name in AXES.items():
         figure = Figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.subplots()
@@ -90,7 +90,7 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
                 label = f"{whose}, {measure}".replace("$", r"\$")
                 colour = PALETTE[i % len(PALETTE)]
                 axes.plot(x, y, style, marker=dots, ms=3.5, color=colour, label=label)
-        axes.set(xlabel=name + unit, ylabel="held-out accuracy, %", ylim=(bottom, 100))
+        axes.set(xlabel=name + unit, ylabel="held-out accuracy, %", ylim=(_bottom(runs), 100))
         axes.set_xlim(left=0)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
@@ -126,5 +126,12 @@ def _x(part: float) -> float:
     return round(LEFT + part * (WIDTH - LEFT - RIGHT), 1)
 
 
-def _y(share: float) -> float:
-    return round(TOP + (1 - share) * (HEIGHT - TOP - BOTTOM), 1)
+def _bottom(runs: Sequence[Run]) -> int:
+    """Where the accuracies' axis begins, in %: the tens under the lowest of them."""
+    lowest = min((p[m] for run in runs for p in run.points for m in MEASURES), default=0.0)
+    return min(90, 10 * math.floor(10 * lowest))
+
+
+def _y(share: float, bottom: int) -> float:
+    part = (100 * share - bottom) / (100 - bottom)
+    return round(TOP + (1 - part) * (HEIGHT - TOP - BOTTOM), 1)

@@ -127,7 +127,7 @@ def _charts(runs: Sequence[Run]) -> str:
     )
     steps = sorted({run.config["evaluate"]["steps"] for run in runs if run.points})
     text = (
-        "Held-out images after every epoch, clean and under "
+        "Held-out images at each full evaluation, clean and under "
         f"{' or '.join(f'pgd-{s}' for s in steps)}. Point at a curve, or move to a chart with Tab "
         "and use the arrow keys, to see the epoch; the buttons show and hide curves."
     )
