@@ -412,6 +412,7 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         """Touch the test set, once, with the best weights and the last ones."""
         result: dict[str, Any] = {}
+        began = time.perf_counter()
         self._write_weights("model-last.safetensors")
         if self.rank == 0:
             last = {k: v.clone() for k, v in self.follower.state_dict().items()}
@@ -428,6 +429,7 @@ class Trainer:
                 "best_epoch": self.progress.best_epoch,
                 "train_seconds": self.progress.train_seconds,
                 "evaluate_seconds": self.progress.evaluate_seconds,
+                "test_seconds": time.perf_counter() - began,
                 "prepare_seconds": self._prepare_seconds,
                 "warmup_seconds": self._warmup_seconds,
                 "propagations": self.progress.propagations,
