@@ -14,9 +14,10 @@ from torch import Tensor
 
 import yopo
 import yopo.train
-from tests.runs import Silent, tiny_trainer
+from tests.conftest import assert_same
+from tests.runs import BASE, Silent, tiny_data, tiny_trainer
 from yopo import checkpoint, distributed
-from yopo.config import Tree
+from yopo.config import Tree, overlay, validate
 
 METHODS: dict[str, Tree] = {
     "yopo": {"name": "yopo", "m": 3, "n": 2, "first_layer": "relu1"},
@@ -217,3 +218,62 @@ def test_the_exchanges_run_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "gloo",
+        pytest.param(
+            "nccl",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["yopo", "free"])
+def test_a_whole_run_makes_its_exchanges_over(
+    name: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that takes itself for one of two, alone in its group."""
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.setattr(distributed, "start", lambda _: (0, 2))
+    device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
+    dist.init_process_group(backend, rank=0, world_size=1)
+    try:
+        method: Tree = {"name": "yopo", "m": 2, "n": 2, "first_layer": "layer1"}
+        method = method if name == "yopo" else METHODS[name]
+        base = {k: v for k, v in BASE.items() if k not in ("method", "model")}
+        config = validate(overlay(overlay(base, BATCHNORM), {"method": method, "ema": 0.9}))
+        trainer = yopo.train.Trainer(config, tiny_data(), tmp_path, Silent(), device)
+        counted = count_exchanges(monkeypatch)
+        result = trainer.run()
+        assert counted["all_reduce"] >= config.epochs * len(trainer.loader)
+        assert counted["broadcast"] > 0
+        assert 0 <= result["last"]["pgd-3"] <= result["last"]["clean"] <= 1
+        if name == "yopo":  # Free's perturbation would be shared out between two
+            again = yopo.train.Trainer(config, tiny_data(), tmp_path, Silent(), device)
+            assert again.resume()
+            assert again.progress.epoch == config.epochs
+            assert_same(again.model.state_dict(), trainer.model.state_dict(), tol=0)
+    finally:
+        dist.destroy_process_group()
+        torch.set_default_dtype(torch.float64)
+
+
+def count_exchanges(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How often each collective is called from now on."""
+    counted = {"all_reduce": 0, "broadcast": 0}
+    for name in counted:
+        real = getattr(dist, name)
+
+        def call(*args: Any, name: str = name, real: Any = real, **kwargs: Any) -> Any:
+            counted[name] += 1
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(dist, name, call)
+    return counted

@@ -2,10 +2,10 @@
 
 import os
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as differentiable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -98,6 +98,23 @@ def synchronise_batchnorm(model: nn.Module) -> nn.Module:
     return model
 
 
+class _Sum(torch.autograd.Function):
+    """The sum over all processes; each one's loss depends on it, so gradients are summed too."""
+
+    @staticmethod
+    def forward(_ctx: Any, values: Tensor) -> Tensor:  # noqa: ANN401
+        return summed(values.clone())
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:  # noqa: ANN401
+        return summed(grad.clone())
+
+
+def _total(values: Tensor) -> Tensor:
+    found: Tensor = _Sum.apply(values)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     """BatchNorm over all processes: sums and counts are exchanged, and so are their gradients."""
 
@@ -110,11 +127,11 @@ class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         over = [d for d in range(x.dim()) if d != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
         count = x.new_full((x.shape[1],), x.numel() / x.shape[1])
-        total, n = differentiable.all_reduce(torch.stack([x.sum(over), count]))
+        total, n = _total(torch.stack([x.sum(over), count]))
         mean = total / n
         # A second exchange: the mean of squares less the square of the mean loses all precision.
         centred = x - mean.view(shape)
-        var = differentiable.all_reduce(centred.square().sum(over)) / n
+        var = _total(centred.square().sum(over)) / n
         if self.track_running_stats and self.running_mean is not None:
             assert self.running_var is not None
             assert self.num_batches_tracked is not None
