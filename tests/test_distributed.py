@@ -18,6 +18,7 @@ from tests.conftest import assert_same
 from tests.runs import BASE, Silent, tiny_data, tiny_trainer
 from yopo import checkpoint, distributed
 from yopo.config import Tree, overlay, validate
+from yopo.progress import StopRequested
 
 METHODS: dict[str, Tree] = {
     "yopo": {"name": "yopo", "m": 3, "n": 2, "first_layer": "relu1"},
@@ -158,7 +159,7 @@ def resume_in_two(out: str, over: Tree, rank: int, world: int, port: int) -> Non
         try:
             trainer.run()
             assert stop_at is None
-        except yopo.train.StopRequested:
+        except StopRequested:
             trainer = tiny_trainer(folder, over)
             assert trainer.resume()
             assert (trainer.progress.epoch, trainer.progress.step) == (1, 4)

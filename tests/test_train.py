@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import yopo
 import yopo.train
@@ -25,10 +25,10 @@ from tests.runs import (
     tiny_trainer,
     weights,
 )
-from yopo import checkpoint
+from yopo import checkpoint, measure
 from yopo.config import Tree
 from yopo.guard import Health, collapse
-from yopo.train import StopRequested
+from yopo.progress import StopRequested
 
 
 @pytest.fixture(autouse=True)
@@ -193,14 +193,14 @@ def test_held_out_images_are_apart_and_the_test_set_is_touched_at_the_end_only(
     assert len(held) == 20
     assert not held & set(trained)
     seen: list[int] = []
-    real = trainer.accuracies
+    real = measure.accuracies
     test = data.x_test.numpy().tobytes()
 
-    def accuracies(model: torch.nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+    def accuracies(model: nn.Module, x: Tensor, *rest: Any) -> tuple[float, float]:
         seen.append(trainer.progress.epoch if x.numpy().tobytes() == test else -1)
-        return real(model, x, y)
+        return real(model, x, *rest)
 
-    monkeypatch.setattr(trainer, "accuracies", accuracies)
+    monkeypatch.setattr(yopo.train, "accuracies", accuracies)
     trainer.run()
     assert seen == [-1, -1, -1, 3, 3]
 

@@ -5,16 +5,14 @@ step and process, so a resumed run is the run that was never stopped.
 """
 
 import hashlib
-import json
 import math
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
 from torch import Tensor, nn
 
 import yopo
@@ -23,57 +21,17 @@ from yopo.build import build_method, build_model, build_optimizer, build_threat
 from yopo.config import Config
 from yopo.data.loader import Augment, Loader
 from yopo.data.sources import Arrays
-from yopo.diagnose import brief
 from yopo.ema import EMA
 from yopo.engine import Engine
 from yopo.evaluation.card import provenance
-from yopo.evaluation.names import parse
-from yopo.evaluation.suite import run as attack_all
 from yopo.guard import Health, collapse
+from yopo.measure import accuracies, drift, mix
+from yopo.progress import Progress, StopRequested, Watcher
+from yopo.run_folder import BEST, LAST, RunFolder
 from yopo.schedule import rate
 from yopo.snapshot import Snapshot
 
 CHECK_EVERY = 50  # steps between looks at the loss; a look waits for the device
-
-
-class Watcher(Protocol):
-    """What the loop tells the outside."""
-
-    def say(self, text: str) -> None:
-        """A line for the log."""
-
-    def step(self, epoch: int, step: int, steps: int, note: str) -> None:
-        """A step is done."""
-
-    def epoch(self, line: dict[str, Any]) -> None:
-        """An epoch is done; `line` is what metrics.jsonl got."""
-
-
-class StopRequested(Exception):  # noqa: N818
-    """The run was asked to stop, and its state is saved."""
-
-
-@dataclass
-class Progress:
-    """Where the run is. All of it is saved and restored."""
-
-    epoch: int = 0
-    step: int = 0  # batches done in this epoch
-    updates: int = 0  # optimizer steps so far
-    train_seconds: float = 0.0
-    evaluate_seconds: float = 0.0
-    propagations: float = 0.0  # per training image
-    loss_sum: float = 0.0  # of this epoch
-    right: float = 0.0
-    seen: float = 0.0
-    best: float = -1.0  # held-out robust accuracy of the best weights; clean in natural training
-    healthiest: float = -1.0  # the best of all evaluations, also the small ones
-    best_epoch: int = -1
-    rate_scale: float = 1.0
-    rollbacks: int = 0
-    lines: int = 0  # of metrics.jsonl
-    saves: int = 0  # checkpoints written
-    good: int = -1  # the last of them known to be sound
 
 
 class Trainer:
@@ -87,9 +45,9 @@ class Trainer:
         self.rank, self.world = distributed.start(device)
         self.progress = Progress()
         self.stop = False  # set from a signal handler
-        self._unwritten: list[str] = []  # lines for metrics.jsonl
+        self.files = RunFolder(out, watcher, writes=self.rank == 0)
 
-        torch.manual_seed(_mix(config.seed, "weights"))
+        torch.manual_seed(mix(config.seed, "weights"))
         model = build_model(config.model, data.x_train, len(data.names))
         if config.sync_batchnorm and self.world > 1:
             model = distributed.synchronise_batchnorm(model)
@@ -118,7 +76,7 @@ class Trainer:
         if held >= n:
             raise ValueError(f"expected data.held_out below the {n} training images, got {held}")
         order = torch.randperm(
-            n, generator=torch.Generator().manual_seed(_mix(config.seed, "split"))
+            n, generator=torch.Generator().manual_seed(mix(config.seed, "split"))
         )
         self._held = data.x_train[order[:held]], data.y_train[order[:held]]
         self._test = data.x_test, data.y_test
@@ -157,14 +115,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train to the end; return what the test set showed."""
-        if self.rank == 0:
-            self.out.mkdir(parents=True, exist_ok=True)
-            text = yaml.safe_dump(self.config.tree(), sort_keys=False)
-            checkpoint.write_text(self.out / "config.yaml", text)
-            metrics = self.out / "metrics.jsonl"
-            lines = metrics.read_text().splitlines() if metrics.exists() else []
-            kept = lines[: self.progress.lines]  # later ones will be written again
-            checkpoint.write_text(metrics, "".join(line + "\n" for line in kept))
+        self.files.begin(self.config, self.progress.lines)  # later lines will be written again
         if self.progress.good < 0:
             self._save(good=True)  # what a collapse in the first epoch goes back to
         self._warm_up()
@@ -241,7 +192,7 @@ class Trainer:
 
     def _step(self, x: Tensor, y: Tensor, step: int) -> yopo.Step:
         c, p = self.config, self.progress
-        torch.manual_seed(_mix(c.seed, p.epoch, step, self.rank))
+        torch.manual_seed(mix(c.seed, p.epoch, step, self.rank))
         epoch = p.epoch + step / len(self.loader)
         lr = p.rate_scale * rate(c, epoch)
         for group in self.optimizer.param_groups:
@@ -313,7 +264,8 @@ class Trainer:
             images = c.evaluate.images if full else min(200, c.evaluate.images)
             clean, robust = self._evaluate(self.follower, images)
             if c.diagnose.every and (p.epoch + 1) % c.diagnose.every == 0 and self.rank == 0:
-                line["diagnose"] = self._diagnose()
+                x, y = (t[: c.diagnose.images] for t in self._held)
+                line["diagnose"] = drift(self.follower, x, y, c)
             p.evaluate_seconds += time.perf_counter() - started
             line |= {"clean": clean, "robust": robust, "images": min(images, len(self._held[0]))}
             # Natural training has no robustness to lose, or to be chosen by.
@@ -322,18 +274,14 @@ class Trainer:
             reason = collapse(Health(line["loss"], line["train_accuracy"], robust, best))
             if reason is None:
                 p.healthiest = max(p.healthiest, robust)
-            if (
-                full
-                and reason is None
-                and score > p.best
-                and self._write_weights("model.safetensors")
-            ):
+            if full and reason is None and score > p.best and self._write_weights(BEST):
                 p.best, p.best_epoch = score, p.epoch + 1
         line["evaluate_seconds"] = p.evaluate_seconds
         if reason is not None:
             line["collapse"] = reason
             line["action"] = self.config.guard.action
-        self._write_line(line)
+        p.lines += 1
+        self.files.add(line)
         self.watch.epoch(line)
         if reason is not None and self.config.guard.action != "ignore":
             self._recover(reason)
@@ -374,55 +322,24 @@ class Trainer:
         found = [0.0, 0.0]
         if self.rank == 0:
             x, y = (t[:images] for t in self._held)
-            found = list(self.accuracies(model, x, y))
+            found = list(accuracies(model, x, y, self.config))
         clean, robust = distributed.from_first(found)
         return clean, robust
-
-    def _diagnose(self) -> dict[str, float]:
-        """Drift of frozen co-states on held-out images, at the method's own split and n."""
-        c, method = self.config, self.config.method.model_dump()
-        x, y = (t[: c.diagnose.images].to(self.device) for t in self._held)
-        return brief(
-            self.follower,
-            x / 255,
-            y,
-            build_threat(c.threat),
-            first_layer=method.get("first_layer") or (method.get("layers") or [None])[0],
-            n=method.get("n") or 10,
-            generator=torch.Generator(self.device).manual_seed(_mix(c.seed, "diagnose")),
-        )
-
-    def accuracies(self, model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-        """Clean and PGD accuracy on uint8 images, by float32's verdict, in batches, seeded."""
-        threat = build_threat(self.config.threat)
-        attack = parse(f"pgd-{self.config.evaluate.steps}")
-        outcomes = attack_all(
-            model,
-            x,
-            y,
-            threat,
-            [attack],
-            batch=max(250, 2 * self.config.batch),  # no weight gradients, so there is room
-            seed=_mix(self.config.seed, "evaluate"),
-            precision="tf32" if self.device.type == "cuda" else "float32",
-            step=2.5 * threat.eps / attack.steps,
-        )
-        return outcomes["clean"].accuracy, outcomes[attack.name].accuracy
 
     def _finish(self) -> dict[str, Any]:
         """Touch the test set, once, with the best weights and the last ones."""
         result: dict[str, Any] = {}
         began = time.perf_counter()
-        self._write_weights("model-last.safetensors")
+        self._write_weights(LAST)
         if self.rank == 0:
             last = {k: v.clone() for k, v in self.follower.state_dict().items()}
             steps = self.config.evaluate.steps
-            for name, file in (("last", "model-last.safetensors"), ("best", "model.safetensors")):
+            for name, file in (("last", LAST), ("best", BEST)):
                 if name == "best" and self.progress.best_epoch == self.config.epochs:
                     result[name] = result["last"]  # the same weights
                 elif (self.out / file).exists():
                     self.follower.load_state_dict(checkpoint.load_weights(self.out / file))
-                    clean, robust = self.accuracies(self.follower, *self._test)
+                    clean, robust = accuracies(self.follower, *self._test, self.config)
                     result[name] = {"clean": clean, f"pgd-{steps}": robust}
             self.follower.load_state_dict(last)
             result |= {
@@ -436,7 +353,7 @@ class Trainer:
                 "test_images": len(self._test[0]),
                 "environment": provenance(self.follower, self.device, []),
             }
-            checkpoint.write_text(self.out / "result.json", json.dumps(result, indent=1) + "\n")
+            self.files.finish(result)
         if dist.is_initialized():
             dist.barrier()
         return result
@@ -474,23 +391,12 @@ class Trainer:
         p, keep = self.progress, self.config.checkpoint.keep
         if self.world > 1:
             self._gather()
-        p.saves, before, written = p.saves + 1, p.good, True
+        p.saves, before = p.saves + 1, p.good
         p.good = p.saves if good else p.good
         tensors = self.snapshot.take()  # in all processes: some of it is gathered from them
-        if self.rank == 0:
-            values = {"progress": asdict(p), "config": self._identity()}
-            recent = range(p.saves - keep + 1, p.saves + 1)
-            try:
-                checkpoint.save(
-                    self.out / "state",
-                    p.saves,
-                    tensors,
-                    values,
-                    keep={*recent, p.good},
-                )
-            except OSError as error:
-                written = False
-                self.watch.say(f"could not save a checkpoint ({error}); earlier ones are kept")
+        values = {"progress": asdict(p), "config": self._identity()}
+        recent = range(p.saves - keep + 1, p.saves + 1)
+        written = self.files.save_state(p.saves, tensors, values, {*recent, p.good})
         if not distributed.from_first([float(written)])[0]:
             p.good = before
 
@@ -519,32 +425,9 @@ class Trainer:
 
     def _write_weights(self, name: str) -> bool:
         """Write the followed network's weights; say whether that worked."""
-        written = True
-        if self.rank == 0:
-            state = dict(self.follower.state_dict())
-            metadata = {"config": json.dumps(self.config.tree()), "yopo": yopo.__version__}
-            try:
-                checkpoint.save_weights(self.out / name, state, metadata)
-            except OSError as error:
-                written = False
-                self.watch.say(f"could not write {name} ({error})")
+        state = dict(self.follower.state_dict()) if self.rank == 0 else {}
+        written = self.files.save_weights(name, state, self.config)
         return bool(distributed.from_first([float(written)])[0])
-
-    def _write_line(self, line: dict[str, Any]) -> None:
-        """Append to metrics.jsonl; what cannot be written now is written with the next line."""
-        self.progress.lines += 1
-        finite = {
-            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()
-        }
-        self._unwritten.append(json.dumps(finite) + "\n")
-        if self.rank == 0:
-            try:
-                with (self.out / "metrics.jsonl").open("a") as file:
-                    file.write("".join(self._unwritten))
-            except OSError as error:
-                self.watch.say(f"could not write metrics.jsonl ({error})")
-                return
-        self._unwritten.clear()
 
     def _anyone(self, *flags: bool) -> tuple[bool, ...]:
         """For each flag, whether any process has it up: all act alike."""
@@ -556,8 +439,3 @@ class Trainer:
     def _sync(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-
-def _mix(*parts: object) -> int:
-    """A seed made from any values, the same on every machine."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")

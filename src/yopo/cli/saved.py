@@ -11,8 +11,9 @@ from yopo import checkpoint
 from yopo.build import build_model
 from yopo.config import Config, validate
 from yopo.data.sources import Arrays
+from yopo.run_folder import BEST, LAST
 
-FILES = {"best": "model.safetensors", "last": "model-last.safetensors"}
+FILES = {"best": BEST, "last": LAST}
 
 
 def find(path: Path, which: str | None) -> tuple[Config, Path]:

@@ -123,7 +123,8 @@ def resolve(args: argparse.Namespace, rest: list[str], over: Tree | None = None)
 def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -> dict[str, Any]:
     """Run one training in one folder; stop cleanly on signals."""
     from yopo.data import load
-    from yopo.train import StopRequested, Trainer
+    from yopo.progress import StopRequested
+    from yopo.train import Trainer
 
     begun = any((out / "state").glob("save-*"))
     if begun and not args.resume:

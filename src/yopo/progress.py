@@ -1,0 +1,44 @@
+"""Where a run is, and what it tells the outside."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Watcher(Protocol):
+    """What the loop tells the outside."""
+
+    def say(self, text: str) -> None:
+        """A line for the log."""
+
+    def step(self, epoch: int, step: int, steps: int, note: str) -> None:
+        """A step is done."""
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        """An epoch is done; `line` is what metrics.jsonl got."""
+
+
+class StopRequested(Exception):  # noqa: N818
+    """The run was asked to stop, and its state is saved."""
+
+
+@dataclass
+class Progress:
+    """Where the run is. All of it is saved and restored."""
+
+    epoch: int = 0
+    step: int = 0  # batches done in this epoch
+    updates: int = 0  # optimizer steps so far
+    train_seconds: float = 0.0
+    evaluate_seconds: float = 0.0
+    propagations: float = 0.0  # per training image
+    loss_sum: float = 0.0  # of this epoch
+    right: float = 0.0
+    seen: float = 0.0
+    best: float = -1.0  # held-out robust accuracy of the best weights; clean in natural training
+    healthiest: float = -1.0  # the best of all evaluations, also the small ones
+    best_epoch: int = -1
+    rate_scale: float = 1.0
+    rollbacks: int = 0
+    lines: int = 0  # of metrics.jsonl
+    saves: int = 0  # checkpoints written
+    good: int = -1  # the last of them known to be sound
