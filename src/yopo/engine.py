@@ -151,12 +151,14 @@ class Engine:
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check the batch, compile and capture. Nothing is trained."""
         began = time.perf_counter()
-        search = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = search or self._cast  # gains 4% there (records/speed.md)
+        cudnn = torch.backends.cudnn
+        search = cudnn.benchmark
+        if self._cast and not cudnn.deterministic:
+            cudnn.benchmark = True  # gains 4% there (records/speed.md)
         try:
             self._prepare(x, y)
         finally:
-            torch.backends.cudnn.benchmark = search
+            cudnn.benchmark = search
         self.warmup_seconds += time.perf_counter() - began
 
     def _prepare(self, x: Tensor, y: Tensor) -> None:
