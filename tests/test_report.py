@@ -272,6 +272,21 @@ def test_command_writes_page_and_figures_and_prints_the_table(
         assert ElementTree.parse(figures / f"{stem}.svg").getroot().tag.endswith("svg")
 
 
+def test_the_trainings_own_pgd_does_not_stand_beside_an_evaluations(tmp_path: Path) -> None:
+    from yopo.cli.reporting import summary
+
+    folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", evaluated=False)]
+    found = json.loads((folders[0] / "eval.json").read_text())
+    found["attacks"]["pgd-3"] = next(iter(found["attacks"].values()))  # as result.json's
+    (folders[0] / "eval.json").write_text(json.dumps(found))
+    one, two = read_runs(folders)
+    shown = {c.header: list(c.cells) for c in summary([one, two]).columns}["pgd-3"]
+    assert shown == [f"{100 * found['attacks']['pgd-3']['accuracy']:.2f}%", "–"]
+    alone = {c.header: list(c.cells) for c in summary([two]).columns}["pgd-3"]
+    assert two.result is not None
+    assert alone == [f"{100 * two.result['best']['pgd-3']:.2f}%"]
+
+
 def test_figures_need_matplotlib(
     three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
