@@ -73,6 +73,13 @@ def test_a_row_end_to_end_and_not_again(
     assert set(both[0]["accuracy"]) == {"clean", "pgd-3"}
     assert "not run" in shown  # the other rows
     assert "Not the table's setting" in shown
+    # The best weights' figures, by a user's own `yopo eval`, do not count as the table's.
+    other = json.loads((folders[0] / "eval.json").read_text())
+    other["about"]["weights"] = "model.safetensors"
+    (folders[0] / "eval.json").write_text(json.dumps(other))
+    assert yopo(monkeypatch, *words, *more) == 0
+    again = json.loads((folders[0] / "eval.json").read_text())
+    assert again["about"]["weights"] == "model-last.safetensors"
     weights = [f / "model-last.safetensors" for f in folders]
     before = [w.stat().st_mtime_ns for w in weights]
     assert weights[0].read_bytes() != weights[1].read_bytes()

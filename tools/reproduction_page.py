@@ -13,7 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from yopo.paper import paper
-from yopo.report.reproduced import Summary, cells, heads, legend, literal, notes, summary
+from yopo.report.reproduced import (
+    Summary,
+    cells,
+    heads,
+    legend,
+    literal,
+    notes,
+    subsets,
+    summary,
+)
 from yopo.report.tables import Cell
 from yopo.reproduction import TABLES
 
@@ -71,7 +80,7 @@ def _headline(root: Path) -> str:
     tables = {name: _summary(root, name, rows) for name, rows in HEADLINE.items()}
     if not any(r for table in tables.values() for r in table["rows"].values()):
         return NOT_RUN
-    rows, pairs, places = [], [], []
+    rows, pairs, others = [], [], []
     for name, table in tables.items():
         attack = TABLES[name].attacks[0]
         for row in table["rows"]:
@@ -80,7 +89,7 @@ def _headline(root: Path) -> str:
             columns = ("method", "clean", attack, "cw", "autoattack", "training", "time ratio")
             rows.append([data, *(found.get(column, "–") for column in columns)])
         pairs += literal(table)
-        places += [note for note in table["notes"] if note.startswith("Trained on")]
+        others += [*subsets(table), *table["notes"]]
     names = ["", "method", "clean", "pgd-20, MNIST pgd-40", "cw", "autoattack"]
     lines = _markdown([*names, "training", "time ratio"], rows)
     told = [
@@ -89,7 +98,7 @@ def _headline(root: Path) -> str:
     ]
     if pairs:
         told.append(f"The same ratio by the paper's loops taken literally: {', '.join(pairs)}.")
-    told += dict.fromkeys(places)
+    told += dict.fromkeys(others)
     for data, figure in reversed(FIGURES.items()):
         if (root / figure).is_file():
             alt = f"{data}: held-out accuracy against training time"

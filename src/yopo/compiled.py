@@ -85,6 +85,7 @@ class Compiled(nn.Module):
             # pass is lost (it is a rehearsal); from now on there is one stream.
             self.settle()
             self.side = None
+            self.found.clear()
             return
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
@@ -212,7 +213,7 @@ def split_backward(graph: torch.fx.Graph) -> None:
 
 def inductor_options(overlap: bool) -> dict[str, Any]:
     """Settings of the compiler under which the networks are compiled."""
-    # combo_kernels gained 1.5% once; off until it is measured again (records/speed.md).
+    # combo_kernels gains 1%, for a longer warm-up: not kept (records/speed.md).
     options: dict[str, Any] = {}
     if overlap:
         from torch._inductor.custom_graph_pass import CustomGraphPass

@@ -288,7 +288,7 @@ class Trainer:
             return
         p.epoch, p.step, p.loss_sum, p.right, p.seen = p.epoch + 1, 0, 0.0, 0.0, 0.0
         due = time.monotonic() - self._saved_at >= c.checkpoint.pause or p.epoch == c.epochs
-        if any(self._anyone(due)):
+        if self._anyone(due)[0]:
             self._save(good=True)
 
     def _recover(self, reason: str) -> None:

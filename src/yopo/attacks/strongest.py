@@ -53,14 +53,9 @@ class Strongest:
         On a GPU some others stay with them, up to a multiple of GRAIN: they stay misclassified.
         """
         wrong = self.wrong if rows is None else self.wrong[rows]
-        positions = (~wrong).nonzero()[:, 0]  # waits for the device
-        size = -(-len(positions) // self.grain) * self.grain
-        if size >= len(wrong):
-            return None
-        if size > len(positions):
-            others = wrong.nonzero()[: size - len(positions), 0]
-            positions = torch.cat([positions, others]).sort().values
-        return positions
+        left = int((~wrong).sum())  # waits for the device
+        size = -(-left // self.grain) * self.grain
+        return None if size >= len(wrong) else wrong.byte().argsort(stable=True)[:size]
 
     @property
     def images(self) -> Tensor:

@@ -14,10 +14,10 @@ from rich.table import Table
 from yopo import checkpoint
 from yopo.cli.common import nothing_else, pick_device
 from yopo.cli.evaluating import run_eval
-from yopo.cli.saved import FILES
 from yopo.cli.training import train_one
 from yopo.config import Config, validate
 from yopo.reproduction import FIGURES, TABLES, folder
+from yopo.run_folder import LAST
 
 if TYPE_CHECKING:
     from yopo.report.reproduced import Summary
@@ -132,7 +132,7 @@ def _attack(name: str, path: Path, args: argparse.Namespace) -> None:
     else:
         plans = [(path, usual, most)]
         if not _attacked(path / "eval.json", more):
-            plans.append((path / FILES["last"], ["clean", *more], args.samples))
+            plans.append((path / LAST, ["clean", *more], args.samples))
     for target, attacks, samples in plans:
         file = path / ("eval.json" if target == path else "model-last.eval.json")
         if not _attacked(file, attacks):
@@ -147,7 +147,11 @@ def _attack(name: str, path: Path, args: argparse.Namespace) -> None:
 
 
 def _attacked(file: Path, attacks: list[str]) -> bool:
-    return file.exists() and {*attacks} <= {*json.loads(file.read_text())["attacks"]}
+    """Whether the last weights met these attacks; `yopo eval` may have taken the best ones."""
+    if not file.exists():
+        return False
+    found = json.loads(file.read_text())
+    return found["about"]["weights"] == LAST and {*attacks} <= {*found["attacks"]}
 
 
 def _print(args: argparse.Namespace) -> None:

@@ -206,7 +206,7 @@ def notes(table: Summary) -> list[str]:
             f"a step times the recipe's epochs; {table['literal']['on']}), over "
             f"{table['against']}'s: {', '.join(pairs)}."
         )
-    found += _best(table) + _subsets(table)
+    found += _best(table) + subsets(table)
     found.extend(table["notes"])
     return found
 
@@ -241,7 +241,7 @@ def _shown(pair: Sequence[float]) -> str:
     return " / ".join(f"{100 * share:.2f}" for share in pair)
 
 
-def _subsets(table: Summary) -> list[str]:
+def subsets(table: Summary) -> list[str]:
     """Attacks that were not run on the whole test set."""
     rows: dict[tuple[str, int, int], list[str]] = {}
     for row, r in table["rows"].items():
