@@ -244,7 +244,9 @@ def test_a_whole_run_makes_its_exchanges_over(
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     monkeypatch.setattr(distributed, "start", lambda _: (0, 2))
     device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
-    dist.init_process_group(backend, rank=0, world_size=1)
+    dist.init_process_group(
+        backend, rank=0, world_size=1, device_id=device if backend == "nccl" else None
+    )
     try:
         method: Tree = {"name": "yopo", "m": 2, "n": 2, "first_layer": "layer1"}
         method = method if name == "yopo" else METHODS[name]

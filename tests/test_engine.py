@@ -394,9 +394,16 @@ class TestMoreOnAGPU:
         assert moved == {k for k in before if not k.startswith("conv1")}
 
     @pytest.mark.parametrize("name", ["natural", "free", "trades", "yopo after", "yopo before"])
-    def test_weight_gradients_on_a_second_stream_are_the_same_bits(self, name: str) -> None:
-        """bf16 convolutions give the same bits from run to run, so that nothing less will do."""
+    def test_weight_gradients_on_a_second_stream_are_the_same_bits(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """bf16 convolutions give the same bits from run to run, so that nothing less will do.
+
+        TRADES sums the gradients of two passes, on the first stream: it stays there.
+        """
         torch.set_default_dtype(torch.float32)
+        # A search would choose convolutions by the clock.
+        monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
         net, batches, ends = channels_last(resnet()), images(3, 32, 6), []
         for overlap in (False, False, True, True):
             torch._dynamo.reset()  # else the first network's code would serve them all
@@ -406,7 +413,7 @@ class TestMoreOnAGPU:
                 twin, METHODS[name], batches, THREAT, precision="bf16", overlap=overlap
             )
             assert isinstance(engine._fast.model, Compiled)
-            assert (engine._fast.model.side is not None) == overlap
+            assert (engine._fast.model.side is not None) == (overlap and name != "trades")
             ends.append(dict(twin.state_dict()))
         assert all(t.isfinite().all() for t in ends[0].values())
         for end in ends[1:]:

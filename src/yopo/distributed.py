@@ -19,7 +19,11 @@ def start(device: torch.device) -> tuple[int, int]:
         if cuda:
             torch.cuda.set_device(device)
         # The others wait while the first evaluates, which may take long.
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(hours=2))
+        dist.init_process_group(
+            "nccl" if cuda else "gloo",
+            timeout=timedelta(hours=2),
+            device_id=device if cuda else None,
+        )
     return dist.get_rank(), dist.get_world_size()
 
 
