@@ -11,7 +11,7 @@ from yopo.report.headline import same_hardware
 from yopo.report.paper import differs
 from yopo.report.records import Run, read_runs
 from yopo.report.tables import Cell
-from yopo.reproduction import QUICK, TABLES, Reproduction, folder
+from yopo.reproduction import QUICK, TABLES, Reproduction, in_bench
 
 Summary = dict[str, Any]  # what tableN.json holds
 OTHER = "Not the table's setting"
@@ -43,7 +43,7 @@ def summary(
         "table": name,
         "against": what.against,
         "rows": found,
-        "paper": {row: theirs.get(row.removesuffix(" before")) for row in wanted},
+        "paper": {row: theirs.get(row.split(" ")[0]) for row in wanted},
         "literal": bench and _literal(name, bench, wanted),
         "notes": told,
     }
@@ -124,7 +124,7 @@ def _literal(name: str, bench: dict[str, Any], rows: Sequence[str]) -> dict[str,
         raise ValueError(f"expected a bench of {model} beside {name}, got one of {bench['model']}")
     steps = {r["method"]: r["literal"] for r in bench["rows"]}
     spent = {
-        row: steps[folder(row)] * what.config(row).epochs for row in rows if steps.get(folder(row))
+        row: ms * what.config(row).epochs for row in rows if (ms := steps.get(in_bench(row)))
     }
     base = spent.pop(what.against, None)
     ratios = {row: cost / base for row, cost in spent.items()} if base else {}
