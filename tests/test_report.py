@@ -158,6 +158,26 @@ def test_headline_compares_like_with_like(tmp_path: Path) -> None:
     assert "1,000 test images withstand pgd-3" in headline(read_runs([first, third]))[0]
 
 
+def test_times_are_compared_with_the_same_network_on_the_same_data(tmp_path: Path) -> None:
+    pgd = write_run(tmp_path / "pgd", PGD)
+    other = {"method": {"name": "pgd", "steps": 9}, "data": {"name": "mnist"}}
+    more = write_run(tmp_path / "more", other)
+    fast = write_run(tmp_path / "fast")
+    longer = write_run(tmp_path / "longer", {"epochs": 7})
+    said = [s for s in headline(read_runs([pgd, more, fast, longer])) if " trained in " in s]
+    theirs = read(pgd, "result.json")["train_seconds"]
+    for sentence, folder in zip(said, (fast, longer), strict=True):  # not their mean
+        ours = read(folder, "result.json")["train_seconds"]
+        start = f"{folder.name} (YOPO-2-2) trained in {ours / theirs:.2f} of PGD-5's time"
+        assert sentence.startswith(start)
+    for folder, left in ((longer, ["fast"]), (pgd, [])):  # shared a GPU with others
+        (folder / "result.json").write_text(
+            json.dumps(read(folder, "result.json") | {"timed": False})
+        )
+        said = [s for s in headline(read_runs([pgd, fast, longer])) if " trained in " in s]
+        assert [s.split(" trained")[0] for s in said] == ["YOPO-2-2"] * len(left)
+
+
 def test_unfinished_runs_are_shown_as_such(tmp_path: Path, three: list[Path]) -> None:
     empty = write_run(tmp_path / "empty", epochs=0, finished=False)
     (empty / "metrics.jsonl").unlink()
@@ -184,7 +204,7 @@ def test_a_collapse_is_told(tmp_path: Path) -> None:
 
 def test_paper_beside_ours(tmp_path: Path) -> None:
     over = {"method": {"m": 5, "n": 10}, "threat": {"eps": 0.3}, "data": {"name": "mnist"}}
-    pgd = {"method": {"name": "pgd", "steps": 40}, "threat": {"eps": 0.3}}
+    pgd = over | {"method": {"name": "pgd", "steps": 40}, "threat": {"eps": 0.2}}
     folders = [write_run(tmp_path / "y", over), write_run(tmp_path / "p", pgd)]
     found = Page(page(read_runs(folders), paper="table1"))
     heads, *rows = found.tables["paper"]
@@ -196,7 +216,7 @@ def test_paper_beside_ours(tmp_path: Path) -> None:
     assert ours[heads.index("pgd-40, ours")].startswith(percent(share))
     seconds = [read(f, "result.json")["train_seconds"] for f in folders]
     assert ours[-1] == f"{seconds[0] / seconds[1]:.2f}"
-    assert "Not the table's setting: p (PGD-40) (data mnist-subset, not mnist" in found.text
+    assert "Not the table's setting: p (PGD-40) (threat linf of 0.2, not linf" in found.text
     assert "y (YOPO-5-10) (attacked with L∞, eps = 0.1)" in found.text
     timed = Page(page(read_runs(folders), paper="table3")).tables["paper"]
     assert timed[-1][0] == "YOPO-5-3"

@@ -53,30 +53,44 @@ def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
     if name in ("natural", "pgd", "trades"):
         return []
     rival = "trades" if name == "trades-yopo" else "pgd"
-    rivals = [r for r in runs if r.config["method"]["name"] == rival and r.result]
+    same = [r for r in timed(runs) if _task(r) == _task(run)]
+    rivals = [r for r in same if r.config["method"]["name"] == rival]
     most = max((r.config["method"]["steps"] for r in rivals), default=0)
     return [r for r in rivals if r.config["method"]["steps"] == most]
+
+
+def timed(runs: Sequence[Run]) -> list[Run]:
+    """Those that are finished and had the GPU for themselves."""
+    return [r for r in runs if r.result and r.result.get("timed", True)]
+
+
+def _task(run: Run) -> list[str]:
+    """The data and the network, for times of the same work."""
+    keys = {"data": ("name", "path", "root", "size"), "model": ("name", "options")}
+    return [str(run.config[part].get(key)) for part, names in keys.items() for key in names]
 
 
 def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
     """What each fast method's training cost, in parts of its rival's."""
     sentences = []
-    for method in dict.fromkeys(r.method for r in runs if r.result):
-        group = [r for r in runs if r.method == method and r.result]
+    groups = [group for part in seeds(runs) if (group := timed(part))]
+    for group in groups:
         rivals = baseline(group[0], runs)
         if not rivals:
             continue
         other = rivals[0].method
+        alone = sum(g[0].method == group[0].method for g in groups) == 1
+        name = group[0].method if alone else _name(group)
         if not same_hardware([*group, *rivals]):
             sentences.append(
-                f"{method} and {other} were trained on different hardware: no time ratio."
+                f"{name} and {other} were trained on different hardware: no time ratio."
             )
             continue
         ours, theirs = _mean(group, "train_seconds"), _mean(rivals, "train_seconds")
         cost = _mean(group, "propagations") / _mean(rivals, "propagations")
         many = len(group) > 1 or len(rivals) > 1
         text = (
-            f"{method} trained in {ours / theirs:.2f} of {other}'s time ({duration(ours)} against "
+            f"{name} trained in {ours / theirs:.2f} of {other}'s time ({duration(ours)} against "
             f"{duration(theirs)}{', means over runs' if many else ''}), with {cost:.2f} of its "
             "propagations"
         )
@@ -117,10 +131,15 @@ def _together(group: list[Run], scores: dict[Run, Score]) -> tuple[str, Score]:
     """Seeds of one setting: their mean, and an interval that covers all of theirs."""
     found = [scores[run] for run in group]
     if len(found) == 1:
-        return group[0].label, found[0]
+        return _name(group), found[0]
     interval = min(s.interval[0] for s in found), max(s.interval[1] for s in found)
     score = found[0]._replace(share=mean(s.share for s in found), interval=interval)
-    return f"{group[0].method} (mean of {len(group)} seeds)", score
+    return _name(group), score
+
+
+def _name(group: list[Run]) -> str:
+    several = f"{group[0].method} (mean of {len(group)} seeds)"
+    return several if len(group) > 1 else group[0].label
 
 
 def _worst(run: Run) -> Score | None:

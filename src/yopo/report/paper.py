@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from yopo.paper import paper
-from yopo.report.headline import baseline, same_hardware
+from yopo.report.headline import baseline, same_hardware, timed
 from yopo.report.records import Run, seeds
 from yopo.report.tables import Cell, share, table
 
@@ -70,7 +70,8 @@ def _ours(group: Sequence[Run], attack: str) -> Cell:
 
 
 def _ratio(group: Sequence[Run], runs: Sequence[Run]) -> str:
-    rivals = baseline(group[0], runs) if group and group[0].result else []
+    group = timed(group)
+    rivals = baseline(group[0], runs) if group else []
     if not rivals:
         return "–"
     if not same_hardware([*group, *rivals]):

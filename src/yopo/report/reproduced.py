@@ -7,7 +7,7 @@ from typing import Any
 
 from yopo.evaluation.card import duration
 from yopo.paper import paper, paper_table
-from yopo.report.headline import same_hardware
+from yopo.report.headline import same_hardware, timed
 from yopo.report.paper import differs
 from yopo.report.records import Run, read_runs
 from yopo.report.tables import Cell
@@ -67,11 +67,10 @@ def _row(what: Reproduction, row: str, runs: Sequence[Run]) -> dict[str, Any]:
     }
     if not done:
         return found
-    timed = [run for run in done if run.result and run.result.get("timed", True)]
-    if timed:
-        seconds = mean(run.spent("train_seconds") or 0.0 for run in timed)
+    if alone := timed(done):
+        seconds = mean(run.spent("train_seconds") or 0.0 for run in alone)
         found |= {
-            "timed": [run.config["seed"] for run in timed],
+            "timed": [run.config["seed"] for run in alone],
             "train_seconds": seconds,
             "epoch_seconds": seconds / found["epochs"],
             "recipe_seconds": seconds / found["epochs"] * found["recipe_epochs"],
@@ -123,9 +122,7 @@ def _literal(name: str, bench: dict[str, Any], rows: Sequence[str]) -> dict[str,
     if bench["model"] != model:
         raise ValueError(f"expected a bench of {model} beside {name}, got one of {bench['model']}")
     steps = {r["method"]: r["literal"] for r in bench["rows"]}
-    spent = {
-        row: ms * what.config(row).epochs for row in rows if (ms := steps.get(in_bench(row)))
-    }
+    spent = {row: ms * what.config(row).epochs for row in rows if (ms := steps.get(in_bench(row)))}
     base = spent.pop(what.against, None)
     ratios = {row: cost / base for row, cost in spent.items()} if base else {}
     return {"ratio": ratios, "on": f"{bench['device']}, batch {bench['batch']}"}
