@@ -1,7 +1,7 @@
 """A compiled network for the engine: what is done once a step instead of once a propagation."""
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -25,14 +25,19 @@ class Compiled(nn.Module):
     optimizer step, not in every pass; `refresh` must come after weights were changed.
     overlap: on a GPU, compute convolutions' weight gradients on a second stream, beside the rest
     of the backward pass; `settle` must come before gradients are read.
+    also: what else the loss may train, as parameters of its own.
     """
 
-    def __init__(self, *parts: nn.Module, cast: bool, overlap: bool) -> None:
+    def __init__(
+        self, *parts: nn.Module, cast: bool, overlap: bool, also: Sequence[Tensor] = ()
+    ) -> None:
         super().__init__()
         compiled: list[Any] = [torch.compile(part, dynamic=False) for part in parts]
         self.parts = nn.Sequential(*compiled)
-        self.train(parts[0].training)
+        self.training = self.parts.training = parts[0].training  # not those of the user's modules
         self._weights: list[Tensor] = [p for p in self.parameters() if p.requires_grad]
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._weights):
+            raise ValueError("a parameter has a hook on its gradient")
         self._narrow: dict[str, Tensor] = {}  # cast weights by name, and the weights themselves
         self._wide: list[Tensor] = []
         self.side = torch.cuda.Stream(self._weights[0].device) if overlap else None
@@ -49,6 +54,7 @@ class Compiled(nn.Module):
         pairs = zip(self._wide, self._narrow.values(), strict=True)
         leaves = {id(wide): narrow for wide, narrow in pairs}
         self._leaves: list[Tensor] = [leaves.get(id(w), w) for w in self._weights]
+        self._beside = [*self._wide, *also]  # the loss may reach these without the network
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of x."""
@@ -70,14 +76,20 @@ class Compiled(nn.Module):
     def differentiate(self, loss: Tensor, x: Tensor | None) -> None:
         """As loss.backward(), all additions to .grad at once."""
         self.settle()
-        leaves = [*self._leaves, *([] if x is None else [x])]
+        self.found.clear()  # of a pass that was broken off
+        leaves = [*self._leaves, *self._beside, *([] if x is None else [x])]
         with _overlapped(self):
             grads = torch.autograd.grad(loss, leaves, allow_unused=True)
         if x is not None:
             x.grad = grads[-1]
-        found = [(w, g) for w, g in zip(self._weights, grads, strict=False) if g is not None]
+        pairs = list(zip([*self._weights, *self._beside], grads, strict=False))
+        n = len(self._weights)
+        found, beside = (
+            [(w, g) for w, g in part if g is not None] for part in (pairs[:n], pairs[n:])
+        )
         if self.side is None:
             _accumulate(found)
+            _accumulate(beside)
             return
         here = {g.data_ptr() for _, g in found}
         if any(g.data_ptr() not in here for g in self.found):
@@ -85,13 +97,12 @@ class Compiled(nn.Module):
             # pass is lost (it is a rehearsal); from now on there is one stream.
             self.settle()
             self.side = None
-            self.found.clear()
             return
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
             _accumulate(found)
+            _accumulate(beside)
         self.in_use.append(grads)
-        self.found.clear()
 
     def settle(self) -> None:
         """Wait for the weight gradients."""
@@ -187,6 +198,8 @@ def _like(found: Tensor, weight: Tensor) -> Tensor:
 
 def split_backward(graph: torch.fx.Graph) -> None:
     """Let convolutions' weight gradients be computed apart from their input gradients."""
+    if any(_may_become_in_place(node.target) for node in graph.nodes):
+        return  # it would write over what the second stream still reads
     for node in list(graph.nodes):
         if node.target is not _aten.convolution_backward.default:
             continue
@@ -211,6 +224,13 @@ def split_backward(graph: torch.fx.Graph) -> None:
         graph.erase_node(node)
 
 
+def _may_become_in_place(target: Any) -> bool:  # noqa: ANN401
+    """Whether the compiler, later, may let this operator write into its input."""
+    name = str(target)
+    words = ("scatter", "index_put", "auto_functionalized", "triton_kernel_wrapper", "c10d")
+    return any(word in name for word in words)
+
+
 def inductor_options(overlap: bool) -> dict[str, Any]:
     """Settings of the compiler under which the networks are compiled."""
     # combo_kernels gains 1%, for a longer warm-up: not kept (records/speed.md).
@@ -223,7 +243,7 @@ def inductor_options(overlap: bool) -> dict[str, Any]:
                 split_backward(graph)
 
             def uuid(self) -> bytes:
-                return b"yopo split_backward 1"
+                return b"yopo split_backward 2"
 
         _weight_gradient()  # what the compiler kept from another process calls it at once
         options |= {

@@ -9,14 +9,14 @@ says why.
 import copy
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
 from torch.utils.hooks import RemovableHandle
 
 from yopo.compiled import Compiled, CompiledSplit, inductor_options
@@ -74,6 +74,8 @@ class Engine:
         self._threat: Any = None
         self._eta: Tensor | None = None  # Free's, carried over
         self._hooks: list[RemovableHandle] = []
+        self._rebinds = self._told = False
+        self._flags: list[bool] = []
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
@@ -93,15 +95,53 @@ class Engine:
         """
         if self._shape is None:
             self.prepare(x, y)
-        self._set_numbers(part, updates)
-        if x.shape != self._shape:
-            return self._work(self._plain, x, y)
-        if self._graph is None:
-            return self._work(self._fast, x, y)
-        self._x.copy_(x, non_blocking=True)
-        self._y.copy_(y, non_blocking=True)
-        self._graph.replay()
-        return self._out
+        x, y = x.detach(), y if y.is_floating_point() else y.long()
+        with self._here():
+            self._set_numbers(part, updates)
+            if x.shape != self._shape or self._changed():
+                return self._work(self._plain, x, y)
+            if self._graph is None:
+                return self._work(self._fast, x, y)
+            if self.optimizer.state is not self._recorded:
+                self._take_over_state()
+            self._x.copy_(x, non_blocking=True)
+            self._y.copy_(y, non_blocking=True)
+            self._graph.replay()
+            return self._out
+
+    def _here(self) -> AbstractContextManager[object]:
+        """The network's device as the current one: streams and kernels are those of the latter."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _changed(self) -> bool:
+        """Whether the fast path was made for another setting of the network's flags."""
+        if self._read_flags() == self._flags:
+            return False
+        if not self._told:
+            self._told = True
+            self.say(
+                "plain steps: train() or requires_grad of the network changed since the first "
+                "step; a new Engine would compile it as it is now"
+            )
+        return True
+
+    def _read_flags(self) -> list[bool]:
+        parameters, modules = self._watched
+        return [*(p.requires_grad for p in parameters), *(m.training for m in modules)]
+
+    def _take_over_state(self) -> None:
+        """A state was loaded into the optimizer; the captured step knows the tensors before it."""
+        loaded = self.optimizer.state
+        for p, state in self._recorded.items():
+            for name, value in state.items():
+                new = loaded.get(p, {}).get(name)
+                if not isinstance(value, Tensor):
+                    state[name] = new
+                elif new is None:
+                    value.zero_()
+                else:
+                    value.copy_(new)
+        self.optimizer.state = self._recorded
 
     def _set_numbers(self, part: float, updates: int) -> None:
         if self._full is not None:
@@ -139,9 +179,12 @@ class Engine:
     def _carry(self, method: Free) -> None:
         """Put Free's perturbation where the next replay will read it."""
         assert method.eta is not None
-        if self._eta is None or self._eta.shape != method.eta.shape:
+        if self._eta is None:
             self._eta = torch.zeros_like(method.eta)
-        self._eta.copy_(method.eta)
+        if self._eta.shape == method.eta.shape:
+            self._eta.copy_(method.eta)
+        else:  # a batch of another shape; a captured step knows this tensor by its address
+            self._eta.copy_(method._carried(self._eta))
         for each in (self.method, self._plain, self._fast):
             assert isinstance(each, Free)
             each.eta = self._eta
@@ -151,12 +194,14 @@ class Engine:
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check the batch, compile and capture. Nothing is trained."""
         began = time.perf_counter()
+        y = y if y.is_floating_point() else y.long()
         cudnn = torch.backends.cudnn
         search = cudnn.benchmark
         if self._cast and not cudnn.deterministic:
             cudnn.benchmark = True  # gains 4% there (records/speed.md)
         try:
-            self._prepare(x, y)
+            with self._here():
+                self._prepare(x.detach(), y)
         finally:
             cudnn.benchmark = search
         self.warmup_seconds += time.perf_counter() - began
@@ -164,6 +209,8 @@ class Engine:
     def _prepare(self, x: Tensor, y: Tensor) -> None:
         self.method.prepare(x, y)
         self._shape = x.shape
+        self._watched = list(self.method.model.parameters()), list(self.method.model.modules())
+        self._flags = self._read_flags()
         self._eta = self.method.eta if isinstance(self.method, Free) else None
         threat: Any = getattr(self.method, "threat", None)
         if type(threat) in (Linf, L2):
@@ -199,15 +246,22 @@ class Engine:
                 self._fast = self._compiled(x)
                 self._rehearse(x, y)
         except Exception as error:
-            self._fast, self._average = self._plain, self.ema.move if self.ema else None
+            self._average = self.ema.move if self.ema else None
             for hook in self._hooks:
                 hook.remove()
+            if self._full is not None:
+                self._threat = _on_device(self._full, self.device, False)
+            self._plain = self._fast = self._variant(self.method.model)
             self.say(f"not compiled: {_first_line(error)}")
 
     def _try_to_capture(self, x: Tensor, y: Tensor) -> None:
         generator = torch.cuda.default_generators[self.device.index or 0]
         before = generator.clone_state()
         try:
+            if self._rebinds:
+                raise ValueError("the network puts new tensors in the place of its buffers")
+            if not begins_at_zero(self.optimizer):
+                raise ValueError(f"{type(self.optimizer).__name__} may not begin at zero")
             with torch.cuda.stream(torch.cuda.current_stream(self.device)):
                 self._record(x, y)
         except Exception as error:
@@ -232,6 +286,8 @@ class Engine:
             raise ValueError(
                 f"f0 ends at {cut.name!r} inside a network that is no plain sequence of modules"
             )
+        for part in parts:
+            part.training = model.training
         network = self._network(*parts)
         cut = replace(cut, name="0", module=network.parts[0])
         fast = self._variant(network, cut)
@@ -242,7 +298,9 @@ class Engine:
         return fast
 
     def _network(self, *parts: nn.Module) -> Compiled:
-        return Compiled(*parts, cast=self._cast, overlap=self._overlap)
+        own = {id(p) for p in self.method.model.parameters()}
+        also = [p for p in self.parameters if p.requires_grad and id(p) not in own]
+        return Compiled(*parts, cast=self._cast, overlap=self._overlap, also=also)
 
     def _variant(self, model: nn.Module, cut: Cut | None = None) -> Method:
         """The method on another form of the network, with the threat's numbers on the device."""
@@ -280,7 +338,8 @@ class Engine:
                 expected = self._rehearse(self._x, self._y)
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with self._no_trace(x), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        record = torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local")
+        with self._no_trace(x), record:
             self._out = self._work(self._fast, self._x, self._y)
         with self._no_trace(x):
             graph.replay()
@@ -289,33 +348,69 @@ class Engine:
             raise RuntimeError(
                 f"its replay has loss {float(loss):.4g} where the step has {float(expected):.4g}"
             )
-        self._graph = graph
+        if self._rebinds:
+            raise ValueError("the network puts new tensors in the place of its buffers")
+        self._graph, self._recorded = graph, self.optimizer.state
 
     @contextmanager
     def _no_trace(self, x: Tensor) -> Iterator[None]:
         """Put weights, statistics, momentum, averages and random numbers back after the block."""
-        modules = [self.method.model, *([self.ema.model] if self.ema else [])]
-        kept = [t for m in modules for t in (*m.parameters(), *m.buffers())]
-        kept += self._state()
+        models = [self.method.model, *([self.ema.model] if self.ema else [])]
+        modules = [m for model in models for m in model.modules()]
+        buffers = [(m, k, b) for m in modules for k, b in m._buffers.items() if b is not None]
+        parameters = [*self.parameters, *(p for model in models for p in model.parameters())]
+        kept = [*parameters, *(b for *_, b in buffers), *self._state()]
         saved = [t.detach().clone() for t in kept]
+        states = {p: dict(state) for p, state in self.optimizer.state.items()}
+        grads = [p.grad for p in parameters]
+        carried = self._eta is not None
+        own = getattr(self.method, "generator", None)
+        drawn = own.get_state() if own else None
+        for p in parameters:
+            p.grad = None
         try:
             with forked_rng(x):
                 yield
         finally:
-            known = {id(t) for t in kept}
+            for module, name, buffer in buffers:
+                self._rebinds |= module._buffers[name] is not buffer
+                module._buffers[name] = buffer
             with torch.no_grad():
                 for tensor, value in zip(kept, saved, strict=True):
                     tensor.copy_(value)
-                for tensor in self._state():  # what the block made: momentum begins at zero
-                    if id(tensor) not in known:
+            self._forget(states)
+            if self._eta is not None and not carried:
+                self._eta.zero_()
+            for p, grad in zip(parameters, grads, strict=True):
+                p.grad = grad
+            if own and drawn is not None:
+                own.set_state(drawn)
+
+    def _forget(self, states: dict[Tensor, dict[str, Any]]) -> None:
+        """Put the optimizer's state back; what was made since begins at zero, or anew."""
+        for p, state in list(self.optimizer.state.items()):
+            if p in states:
+                state.clear()
+                state.update(states[p])
+            elif self.capture and begins_at_zero(self.optimizer):  # a graph needs it to be there
+                for tensor in state.values():
+                    if isinstance(tensor, Tensor):
                         tensor.zero_()
-            self.optimizer.zero_grad()
+            else:
+                del self.optimizer.state[p]
 
     def _state(self) -> list[Tensor]:
         """Tensors that the optimizer and Free carry from step to step."""
         states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
         tensors = [t for state in states for t in state.values() if isinstance(t, Tensor)]
         return tensors + ([] if self._eta is None else [self._eta])
+
+
+def begins_at_zero(optimizer: Optimizer) -> bool:
+    """Whether its first step is the one that it makes from a state of zeros."""
+    if type(optimizer) is SGD:
+        return all(not g["momentum"] or not g["dampening"] for g in optimizer.param_groups)
+    return type(optimizer) in (Adam, AdamW, Adamax, RMSprop, Adagrad, Adadelta, RAdam)
 
 
 def cut_in_two(model: nn.Module, name: str) -> tuple[nn.Sequential, nn.Sequential] | None:
@@ -334,7 +429,8 @@ def _flat(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     if not plain or model._forward_hooks or model._forward_pre_hooks:
         yield path, model
         return
-    for name, module in model.named_children():
+    for name, module in model._modules.items():  # named_children() would name each but once
+        assert module is not None
         yield from _flat(module, f"{path}.{name}" if path else name)
 
 

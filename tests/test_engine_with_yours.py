@@ -1,0 +1,297 @@
+"""The engine around other people's networks, losses, optimizers and habits; on a CPU."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from tests.conftest import Batch, assert_same, bn_convnet, convnet
+from tests.test_engine import THREAT
+from yopo import PGD, YOPO, Engine, Free, Linf, Method, Natural
+from yopo.engine import begins_at_zero
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor"
+)
+Make = Callable[[nn.Module, torch.optim.Optimizer], Method]
+Optimize = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+
+
+def natural(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+    return Natural(net)
+
+
+def plain(net: nn.Module, make: Make, batches: list[Batch], optimize: Optimize = sgd) -> Method:
+    optimizer = optimize(net)
+    method = make(net, optimizer)
+    torch.manual_seed(1)
+    for x, y in batches:
+        method.backward(x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+    return method
+
+
+def fast(
+    net: nn.Module,
+    make: Make,
+    batches: list[Batch],
+    optimize: Optimize = sgd,
+    **options: Any,
+) -> tuple[Engine, list[str]]:
+    said: list[str] = []
+    optimizer = optimize(net)
+    engine = Engine(make(net, optimizer), optimizer, say=said.append, **options)
+    torch.manual_seed(1)
+    for x, y in batches:
+        engine.step(x, y)
+    return engine, said
+
+
+def equal(net: nn.Module, twin: nn.Module, tol: float = 1e-9) -> None:
+    assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=tol)
+
+
+def test_free_goes_on_after_a_batch_of_another_size(batch: Batch) -> None:
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Method:
+        return Free(net, THREAT, m=2, optimizer=optimizer)
+
+    net, (x, y) = convnet(), batch
+    twin = copy.deepcopy(net)
+    batches = [(x, y), (x[:4], y[:4]), (x, y), (x, y)]
+    plain(net, make, batches)
+    engine, _ = fast(twin, make, batches[:1])
+    eta = engine._eta
+    for other in batches[1:]:
+        engine.step(*other)
+    assert engine._eta is eta  # a captured step knows it by its address
+    equal(net, twin)
+
+
+def test_a_module_that_comes_twice(batch: Batch) -> None:
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        return YOPO(net, THREAT, m=2, n=2, first_layer="0")
+
+    act = nn.Tanh()
+    first = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh())
+    rest = [nn.Conv2d(4, 4, 3), act, nn.Conv2d(4, 4, 3), act, nn.Flatten(), nn.Linear(16, 4)]
+    net = nn.Sequential(first, *rest)
+    twin = copy.deepcopy(net)
+    plain(net, make, [batch] * 3)
+    _, said = fast(twin, make, [batch] * 3)
+    assert said == []
+    equal(net, twin)
+
+
+def test_frozen_statistics_stay_frozen(batch: Batch) -> None:
+    net = bn_convnet()
+    norm = next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d))
+    norm.eval()
+    twin = copy.deepcopy(net)
+    plain(net, natural, [batch] * 2)
+    fast(twin, natural, [batch] * 2)
+    assert [m.training for m in twin.modules()] == [m.training for m in net.modules()]
+    equal(net, twin)
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_loss_that_looks_at_the_weights(cast: bool, batch: Batch) -> None:
+    torch.set_default_dtype(torch.float32)
+    x, y = batch[0].float(), batch[1]
+
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        def loss(logits: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(logits, y) + 3.0 * sum(
+                p.square().sum() for p in net.parameters()
+            )
+
+        return Natural(net, loss=loss)
+
+    net = convnet()
+    twin = copy.deepcopy(net)
+    plain(net, make, [(x, y)] * 2)
+    optimizer = sgd(twin)
+    engine = Engine(make(twin, optimizer), optimizer, precision="bf16" if cast else "float32")
+    engine._cast = cast
+    for _ in range(2):
+        engine.step(x, y)
+    equal(net, twin, tol=3e-3 if cast else 1e-5)  # without the penalty: 0.1
+
+
+def test_a_loss_with_parameters_of_its_own(batch: Batch) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(self.scale * logits, y)
+
+    def steps(net: nn.Module, run: Callable[..., object]) -> float:
+        loss = Scaled()
+        parameters = [*net.parameters(), *loss.parameters()]
+        run(net, lambda n, _: Natural(n, loss=loss), [batch] * 3, lambda _: SGD(parameters, 0.5))
+        return float(loss.scale.detach())
+
+    net = convnet()
+    expected = steps(copy.deepcopy(net), plain)
+    assert expected != 1
+    assert steps(net, fast) == pytest.approx(expected, abs=1e-9)
+
+
+def test_hooks_on_gradients_are_run(batch: Batch) -> None:
+    net = convnet()
+    weight = next(net.parameters())
+
+    def freeze(p: Tensor) -> None:
+        p.grad = torch.zeros_like(p)
+
+    weight.register_post_accumulate_grad_hook(freeze)
+    before = weight.detach().clone()
+    _, said = fast(net, natural, [batch] * 2)
+    assert said == ["not compiled: ValueError: a parameter has a hook on its gradient"]
+    torch.testing.assert_close(weight.detach(), before)
+
+
+def test_where_nothing_compiles_steps_are_plain(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        return PGD(net, THREAT, steps=2)
+
+    monkeypatch.setattr(Engine, "_rehearse", broken)
+    net = convnet()
+    twin = copy.deepcopy(net)
+    plain(net, make, [batch] * 2)
+    engine, said = fast(twin, make, [batch] * 2)
+    assert said == ["not compiled: RuntimeError: no compiler here"]
+    assert type(engine._plain.threat) is Linf  # type: ignore[attr-defined]
+    equal(net, twin)
+
+
+OPTIMIZERS: dict[str, Optimize] = {
+    "sgd": sgd,
+    "dampened": lambda n: torch.optim.SGD(n.parameters(), 0.05, momentum=0.9, dampening=0.5),
+    **{
+        kind.__name__: lambda n, kind=kind: kind(n.parameters(), lr=0.01)  # type: ignore[misc]
+        for kind in (
+            *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RMSprop),
+            *(torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RAdam),
+            *(torch.optim.NAdam, torch.optim.Rprop, torch.optim.ASGD),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["dampened", "NAdam", "Rprop", "ASGD"])
+def test_optimizers_begin_as_they_do(name: str, batch: Batch) -> None:
+    net = convnet()
+    twin = copy.deepcopy(net)
+    plain(net, natural, [batch] * 3, OPTIMIZERS[name])
+    fast(twin, natural, [batch] * 3, OPTIMIZERS[name])
+    equal(net, twin)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_which_optimizers_begin_at_zero(name: str) -> None:
+    """Two first steps: from nothing, and from what one makes, set to zero."""
+    ends = []
+    for zero in (False, True):
+        net = nn.Linear(3, 2)
+        nn.init.constant_(net.weight, 0.5)
+        optimizer = OPTIMIZERS[name](net)
+        for step in range(2 if zero else 1):
+            if step == 1:
+                nn.init.constant_(net.weight, 0.5)
+                for state in optimizer.state.values():
+                    for value in state.values():
+                        value.zero_()
+            net.weight.grad = torch.arange(1.0, 7).view(2, 3)
+            optimizer.step()
+        ends.append(net.weight.detach().clone())
+    assert begins_at_zero(optimizer) <= torch.allclose(ends[0], ends[1], rtol=1e-12)
+    assert begins_at_zero(optimizer) == (name not in ("dampened", "NAdam", "Rprop", "ASGD"))
+
+
+def test_flags_may_change(batch: Batch) -> None:
+    net = convnet()
+    engine, said = fast(net, natural, [batch])
+    first = next(net.parameters()).requires_grad_(False)
+    before = first.detach().clone()
+    engine.step(*batch)
+    engine.step(*batch)
+    assert torch.equal(first.detach(), before)
+    assert len(said) == 1
+    assert said[0].startswith("plain steps: train() or requires_grad")
+    first.requires_grad_(True)
+    engine.step(*batch)
+    assert not torch.equal(first.detach(), before)
+
+
+def test_a_loaded_state_goes_where_the_captured_step_reads_it(batch: Batch) -> None:
+    net = convnet()
+    engine, _ = fast(net, natural, [batch] * 2)
+    optimizer = engine.optimizer
+    engine._recorded = optimizer.state  # as after a capture
+    tensors = [state["momentum_buffer"] for state in optimizer.state.values()]
+    saved = copy.deepcopy(optimizer.state_dict())
+    engine.step(*batch)
+    optimizer.load_state_dict(saved)
+    assert optimizer.state is not engine._recorded
+    engine._take_over_state()
+    assert optimizer.state is engine._recorded
+    for i, (tensor, state) in enumerate(zip(tensors, optimizer.state.values(), strict=True)):
+        assert state["momentum_buffer"] is tensor
+        torch.testing.assert_close(tensor, saved["state"][i]["momentum_buffer"])
+
+
+def test_preparing_leaves_no_trace(batch: Batch) -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = bn_convnet()
+            self.seen: Tensor
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = self.seen + 1  # a new tensor each time
+            out: Tensor = self.net(x)
+            return out
+
+    net = Counts()
+    left_out = list(net.parameters())[-1]
+    optimizer = torch.optim.SGD(list(net.parameters())[:-1], 0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(3)
+    method = PGD(net, THREAT, steps=1, generator=generator)
+    before = copy.deepcopy(net.state_dict()), generator.get_state(), torch.get_rng_state()
+    seen = net.seen
+    engine = Engine(method, optimizer, say=lambda _: None)
+    engine.prepare(*batch)
+    assert_same(dict(net.state_dict()), dict(before[0]), tol=0)
+    assert net.seen is seen
+    assert engine._rebinds  # so that it will not be captured
+    assert torch.equal(generator.get_state(), before[1])
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert left_out.grad is None
+    assert not optimizer.state
+
+
+def test_labels_of_any_integer_kind(batch: Batch) -> None:
+    net, (x, y) = convnet(), batch
+    twin = copy.deepcopy(net)
+    plain(net, natural, [(x, y)] * 2)
+    _, said = fast(twin, natural, [(x, y.to(torch.uint8))] * 2)
+    assert said == []
+    equal(net, twin)
