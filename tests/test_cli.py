@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -100,6 +101,11 @@ def test_train_writes_a_run(
         (["demo", "--out", "x", "--model.name", "resnet"], "my_module:function"),
         (["demo", "--out", "x", "--model.name", "nowhere:build"], "does not import"),
         (["demo", "--out", "x", "--model.options.widht", "3"], "model.options do not fit smallcnn"),
+        (
+            ["demo", "--out", "x", "--method", "pgd"],
+            "write method.name",
+        ),
+        (["demo", "--out", "x", "--threat.eps", "8"], "8 of 255 is 8 / 255"),
         (["missing.yaml", "--out", "x"], "missing.yaml"),
         (["demo", "--out", "x", "--data.held_out", "7000"], "data.held_out below"),
     ],
@@ -197,6 +203,25 @@ def test_own_model_and_own_folder(
     weights = checkpoint.load_weights(tmp_path / "run" / "model-last.safetensors")
     assert weights["1.weight"].shape == (7, 192)
     assert weights["3.weight"].shape == (2, 7)
+    own = words.index("my_net:build")
+    words[own + 1 : own + 3] = []
+    (tmp_path / "my_net.py").write_text(
+        "from torch import nn\n"
+        "def one():\n    return nn.Sequential(nn.Flatten(), nn.Linear(192, 1))\n"
+        "def wrong():\n    return None + 3\n"
+    )
+    sys.modules.pop("my_net")
+    words[own] = "my_net:one"
+    assert yopo(monkeypatch, "train", "demo", "--out", "one", *words) == 2
+    assert "expected labels from 0 to 0 for a model with 1 output" in capsys.readouterr().err
+    assert not (tmp_path / "one").exists()
+    words[own] = "my_net:wrong"
+    with pytest.raises(TypeError, match="NoneType"):  # with its own traceback
+        yopo(monkeypatch, "train", "demo", "--out", "wrong", *words)
+    words[own - 1 : own + 1] = []
+    words[words.index("--data.size") : words.index("--data.size") + 2] = []
+    assert yopo(monkeypatch, "train", "demo", "--out", "uneven", *words) == 2
+    assert "smallcnn is for square images, got 10x9; give data.size" in capsys.readouterr().err
 
 
 def test_tensorboard_gets_the_metrics_or_a_clear_word(
@@ -258,7 +283,8 @@ def test_a_signal_saves_and_says_how_to_go_on(
     process.send_signal(number)
     shown, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"To go on: yopo train {out}/config.yaml --out {out} --resume" in shown
+    typed = [str(word) for word in process.args[2:]]  # type: ignore[index]
+    assert f"To go on: {shlex.join(typed)} --resume" in shown
     _, values = checkpoint.load(checkpoint.saved(out / "state")[0])
     assert values["progress"]["epoch"] >= 1
 

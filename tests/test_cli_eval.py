@@ -67,6 +67,15 @@ def test_several_runs_at_once_all_checked_first(
     shutil.copytree(run, other)
     words = ["--attacks", "pgd-1", "--samples", "20"]
     assert yopo(monkeypatch, "eval", run, tmp_path / "nowhere", *words) == 2
+    round_ = tmp_path / "round"
+    shutil.copytree(run, round_)
+    tree = yaml.safe_load((round_ / "config.yaml").read_text())
+    tree["threat"] = {"name": "l2", "eps": 1.0}
+    (round_ / "config.yaml").write_text(yaml.safe_dump(tree))
+    for file in round_.glob("*.safetensors"):
+        state = checkpoint.load_weights(file)
+        checkpoint.save_weights(file, state, {"config": json.dumps(tree)})
+    assert yopo(monkeypatch, "eval", run, round_, "--attacks", "cw-linf") == 2
     assert not (run / "eval.json").exists()
     assert yopo(monkeypatch, "eval", run, other, *words) == 0
     one, two = (json.loads((r / "eval.json").read_text()) for r in (run, other))

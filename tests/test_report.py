@@ -307,6 +307,25 @@ def test_the_trainings_own_pgd_does_not_stand_beside_an_evaluations(tmp_path: Pa
     assert alone == [f"{100 * two.result['best']['pgd-3']:.2f}%"]
 
 
+def test_evaluations_of_different_kinds_stand_apart(tmp_path: Path) -> None:
+    from yopo.cli.reporting import summary
+
+    folder = write_run(tmp_path / "a")
+    found = read(folder, "eval.json")
+    found["about"] |= {"weights": "model-last.safetensors", "images": 50, "threat": "L∞, eps = 0.7"}
+    found["attacks"] = {"clean": found["attacks"]["clean"]}
+    (folder / "model-last.eval.json").write_text(json.dumps(found))
+    runs = read_runs([folder])
+    columns = {str(c.header): list(c.cells) for c in summary(runs).columns}
+    assert columns["measured with"] == [
+        "best weights, 1,000 images, L∞, eps = 0.1",
+        "last weights, 50 images, L∞, eps = 0.7",
+    ]
+    heads, *rows = Page(page(runs)).tables["attacks"]
+    assert [row[heads.index("threat")] for row in rows] == ["L∞, eps = 0.1", "L∞, eps = 0.7"]
+    assert rows[1][heads.index("worst case")] == "–"  # nothing attacked it
+
+
 def test_figures_need_matplotlib(
     three: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ from tests.runs import (
 from yopo import checkpoint, measure
 from yopo.config import Tree
 from yopo.guard import Health, collapse
+from yopo.measure import commonest
 from yopo.progress import StopRequested
 
 
@@ -341,6 +342,8 @@ def test_collapse_is_told_from_ordinary_epochs() -> None:
     assert "loss" in str(collapse(Health(loss=float("nan"), train=0, robust=0, best=0.5)))
     assert "catastrophic" in str(collapse(Health(loss=0.1, train=0.9, robust=0.02, best=0.4)))
     assert collapse(Health(loss=2.3, train=0.1, robust=0.1, best=0.4)) is None  # merely bad
+    # Of two classes, one answer is right for more than half of the images, whatever the attack.
+    assert collapse(Health(loss=0.5, train=0.9, robust=0.06, best=0.57, chance=0.57)) is None
 
 
 def test_a_huge_rate_is_rolled_back_until_it_trains(tmp_path: Path) -> None:
@@ -382,15 +385,48 @@ def test_weights_broken_by_the_last_step_of_an_epoch_are_never_kept(tmp_path: Pa
         assert all(v.isfinite().all() for v in state.values())
 
 
+def test_going_back_keeps_the_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last checkpoint is older than they are."""
+    over: Tree = {"epochs": 4, "checkpoint": {"pause": 100}, "evaluate": {"every": 1}}
+    trainer = tiny_trainer(tmp_path, over)
+    robust = iter([0.5, 0.7, 0.02, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
+    monkeypatch.setattr(trainer, "_evaluate", lambda *_: (0.9, next(robust)))
+    monkeypatch.setattr(yopo.train, "Health", lambda loss, _train, *rest: Health(loss, 0.95, *rest))
+    kept: list[bytes] = []
+    real = trainer._recover
+
+    def recover(reason: str) -> None:
+        kept.append((tmp_path / "model.safetensors").read_bytes())
+        real(reason)
+
+    monkeypatch.setattr(trainer, "_recover", recover)
+    result = trainer.run()
+    assert trainer.progress.rollbacks == 1
+    assert result["best_epoch"] == 2
+    assert (tmp_path / "model.safetensors").read_bytes() == kept[0]
+
+
+def test_one_answer_for_all_images_is_the_least(tmp_path: Path) -> None:
+    assert commonest(torch.tensor([2, 0, 2, 1])) == 0.5
+    trainer = tiny_trainer(tmp_path)
+    assert trainer._chance == commonest(trainer._held[1])
+
+
+def test_a_first_batch_that_does_not_fit_leaves_the_folder_free(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.method._classes = 2  # fewer outputs than labels
+    with pytest.raises(ValueError, match="expected labels from 0 to 1 for a model with 2 outputs"):
+        trainer.run()
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_collapse_between_full_evaluations_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = tiny_trainer(tmp_path, {"evaluate": {"every": 3}, "guard": {"action": "stop"}})
     robust = iter([0.5, 0.02, 0.02])
     monkeypatch.setattr(trainer, "_evaluate", lambda *_: (0.9, next(robust)))
-    monkeypatch.setattr(
-        yopo.train, "Health", lambda loss, _train, robust, best: Health(loss, 0.95, robust, best)
-    )
+    monkeypatch.setattr(yopo.train, "Health", lambda loss, _train, *rest: Health(loss, 0.95, *rest))
     with pytest.raises(RuntimeError, match="epoch 2: catastrophic"):
         trainer.run()
 

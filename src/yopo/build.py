@@ -4,6 +4,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,7 @@ def build_method(config: Config, model: nn.Module, optimizer: Optimizer) -> yopo
     """The training method of a configuration."""
     threat = build_threat(config.threat, config.train_eps)
 
-    def loss(logits: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(logits, y, label_smoothing=config.label_smoothing)
-
+    loss = partial(F.cross_entropy, label_smoothing=config.label_smoothing)
     match config.method:
         case NaturalConfig():
             return yopo.Natural(model, loss=loss)
@@ -74,11 +73,12 @@ def build_method(config: Config, model: nn.Module, optimizer: Optimizer) -> yopo
 
 def build_model(config: ModelConfig, x_train: Tensor, classes: int) -> nn.Module:
     """The network for images like x_train (N, C, H, W), uint8."""
-    _, channels, _, side = x_train.shape
-    try:
-        net = _network(config, classes, channels, side)
-    except TypeError as error:
-        raise ValueError(f"model.options do not fit {config.name}: {error}") from None
+    _, channels, height, width = x_train.shape
+    if config.name == "smallcnn" and height != width and "size" not in config.options:
+        raise ValueError(
+            f"smallcnn is for square images, got {height}x{width}; give data.size, or another model"
+        )
+    net = _network(config, classes, channels, width)
     if not config.normalize:
         return net
     pixels = x_train[:: max(1, len(x_train) // 10000)].float() / 255
@@ -94,6 +94,7 @@ def _network(config: ModelConfig, classes: int, channels: int, side: int) -> nn.
         options = {"channels": channels, **config.options}
         if config.name == "smallcnn":
             options.setdefault("size", side)
+        _fits(config.name, NETWORKS[config.name], classes, **options)
         return NETWORKS[config.name](classes, **options)
     if config.name.startswith("timm:"):
         try:
@@ -126,12 +127,21 @@ def _own(config: ModelConfig, classes: int) -> nn.Module:
     options = dict(config.options)
     if "classes" in inspect.signature(build).parameters:
         options.setdefault("classes", classes)
+    _fits(config.name, build, **options)
     net = build(**options)
     if not isinstance(net, nn.Module):
         raise ValueError(
             f"expected {config.name} to return a torch.nn.Module, got {type(net).__name__}"
         )
     return net
+
+
+def _fits(name: str, build: Callable[..., object], *args: object, **options: object) -> None:
+    """Refuse options that the function does not take; what goes wrong inside it is its own."""
+    try:
+        inspect.signature(build).bind(*args, **options)
+    except TypeError as error:
+        raise ValueError(f"model.options do not fit {name}: {error}") from None
 
 
 def build_optimizer(config: Config, model: nn.Module) -> Optimizer:

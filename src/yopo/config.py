@@ -396,6 +396,8 @@ def _sentence(tree: Tree, error: dict[str, Any]) -> str:
         near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"no {dotted} {given!r}; {hint}there are: {', '.join(names)}"
+    if len(where) == 1 and isinstance(Config().tree().get(dotted), dict):
+        return f"{dotted} is a section of settings; write {dotted}.name, got {error['input']!r}"
     message = error["msg"][0].lower() + error["msg"][1:]
     return f"{dotted}: {message}, got {error['input']!r}"
 

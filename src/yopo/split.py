@@ -86,9 +86,9 @@ class Split:
             call = _first_cut(calls, is_cut)
             if call is None:
                 raise ValueError(
-                    "no module inside this network has the whole input pass through it, so there "
-                    "is no f0; put the first operations into a module of their own, or name one "
-                    "with first_layer"
+                    "no module inside this network has the whole input pass through it, once, so "
+                    "there is no f0; put the first operations into a module of their own, or name "
+                    "one with first_layer"
                 )
         else:
             call = _named_cut(calls, is_cut, self._first_layer, self._target)

@@ -25,13 +25,14 @@ from yopo.ema import EMA
 from yopo.engine import Engine
 from yopo.evaluation.card import provenance
 from yopo.guard import Health, collapse
-from yopo.measure import accuracies, drift, mix
+from yopo.measure import accuracies, commonest, drift, mix
 from yopo.progress import Progress, StopRequested, Watcher
 from yopo.run_folder import BEST, LAST, RunFolder
 from yopo.schedule import rate
 from yopo.snapshot import Snapshot
 
 CHECK_EVERY = 50  # steps between looks at the loss; a look waits for the device
+FEW = 200  # held-out images for the guard, in epochs without a full evaluation
 
 
 class Trainer:
@@ -79,6 +80,8 @@ class Trainer:
             n, generator=torch.Generator().manual_seed(mix(config.seed, "split"))
         )
         self._held = data.x_train[order[:held]], data.y_train[order[:held]]
+        few = self._held[1][:FEW]
+        self._chance = max((commonest(y) for y in (self._held[1], few) if len(y)), default=0.0)
         self._test = data.x_test, data.y_test
         rest = order[held:].sort().values
         self.loader = Loader(
@@ -115,10 +118,10 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train to the end; return what the test set showed."""
+        self._warm_up()  # before anything is written: the first batch may not fit the network
         self.files.begin(self.config, self.progress.lines)  # later lines will be written again
         if self.progress.good < 0:
             self._save(good=True)  # what a collapse in the first epoch goes back to
-        self._warm_up()
         while self.progress.epoch < self.config.epochs:
             reason = self._epoch()
             self._finish_epoch(reason)
@@ -261,7 +264,7 @@ class Trainer:
         if reason is None:
             started = time.perf_counter()
             full = (p.epoch + 1) % c.evaluate.every == 0 or p.epoch + 1 == c.epochs
-            images = c.evaluate.images if full else min(200, c.evaluate.images)
+            images = c.evaluate.images if full else min(FEW, c.evaluate.images)
             clean, robust = self._evaluate(self.follower, images)
             if c.diagnose.every and (p.epoch + 1) % c.diagnose.every == 0 and self.rank == 0:
                 x, y = (t[: c.diagnose.images] for t in self._held)
@@ -271,7 +274,11 @@ class Trainer:
             # Natural training has no robustness to lose, or to be chosen by.
             natural = isinstance(self.method, yopo.Natural)
             score, best = (clean, -1.0) if natural else (robust, p.healthiest)
-            reason = collapse(Health(line["loss"], line["train_accuracy"], robust, best))
+            if p.epoch < c.eps_warmup:  # trained against less than it is measured with
+                best = -1.0
+            reason = collapse(
+                Health(line["loss"], line["train_accuracy"], robust, best, self._chance)
+            )
             if reason is None:
                 p.healthiest = max(p.healthiest, robust)
             if full and reason is None and score > p.best and self._write_weights(BEST):
@@ -297,13 +304,15 @@ class Trainer:
             raise RuntimeError(f"training collapsed in epoch {p.epoch + 1}: {reason}")
         scale, rollbacks, lines = p.rate_scale * guard.shrink, p.rollbacks + 1, p.lines
         seconds, spent, evaluated = p.train_seconds, p.propagations, p.evaluate_seconds
-        saves, good = p.saves, p.good
+        saves, good, best = p.saves, p.good, (p.best, p.best_epoch)
         try:
             self._restore(*checkpoint.load(self.out / "state" / f"save-{good:06d}"))
         except ValueError as error:
             raise RuntimeError(f"training collapsed ({reason}) and {error}") from None
         p = self.progress
         p.rate_scale, p.rollbacks, p.lines, p.saves, p.good = scale, rollbacks, lines, saves, good
+        # The best weights lie in the folder, from whatever epoch.
+        p.best, p.best_epoch = max(best, (p.best, p.best_epoch))
         # Time and propagations were spent, whatever became of them.
         p.train_seconds, p.propagations, p.evaluate_seconds = seconds, spent, evaluated
         self.watch.say(
@@ -401,10 +410,11 @@ class Trainer:
             p.good = before
 
     def _restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        if values["config"] != self._identity():
+        there, mine = values["config"], self._identity()
+        if other := [key for key in mine if there.get(key) != mine[key]]:
             raise ValueError(
-                f"{self.out} holds a run of another configuration; give another --out, or the "
-                "settings in its config.yaml"
+                f"{self.out} holds a run of another configuration ({', '.join(other)}); give "
+                "another --out, or the settings in its config.yaml"
             )
 
         self.snapshot.put_back(tensors, self.rank, self.world)

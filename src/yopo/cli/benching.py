@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from yopo.cli.common import nothing_else, pick_device
+
+WIDE = 140  # columns of a terminal that the whole table needs
 
 BENCH = """examples:
   yopo bench
@@ -61,7 +64,7 @@ def run_bench(args: argparse.Namespace, rest: list[str]) -> None:
             options={} if args.width is None else {"width": args.width},
             say=lambda text: console.print(text, soft_wrap=True),
         )
-    console.print(_table(found.to_json()))
+    console.print(_table(found.to_json(), narrow=console.width < WIDE))
     if args.json:
         args.json.write_text(json.dumps(found.to_json(), indent=1) + "\n")
         print(f"figures: {args.json}")
@@ -70,32 +73,35 @@ def run_bench(args: argparse.Namespace, rest: list[str]) -> None:
         print(f"picture: {args.picture}")
 
 
-def _table(found: dict[str, Any]) -> Table:
+def _table(found: dict[str, Any], *, narrow: bool = False) -> Table:
     table = Table(
         title=f"{found['model']}, batch {found['batch']}, {found['precision']}, {found['device']}",
         caption=f"a matrix product runs at {found['product_tflops']:.3g} TFLOP/s here; "
-        "warm-up is not in the times",
+        "warm-up is not in the times"
+        + narrow
+        * "\nmore columns in a wider terminal, and in --json",
     )
-    heads = ("ms a step", "low-high", "images/s", "prop/s", "TFLOP/s", "of product", "GiB")
-    table.add_column("method", no_wrap=True)
-    for name in (*heads, "x natural", "literal ms", "x literal", "warm-up s"):
-        table.add_column(name, justify="right")
-    for r in found["rows"]:
-        literal = r["literal"]
-        table.add_row(
-            r["method"],
-            f"{r['step']:.2f}",
-            f"{r['low']:.2f}-{r['high']:.2f}",
-            f"{r['images_per_second']:.0f}",
-            f"{r['propagations_per_second']:.0f}",
-            f"{r['tflops']:.3g}",
-            f"{r['share']:.0%}",
-            "" if r["memory"] is None else f"{r['memory']:.1f}",
-            "" if r["natural"] is None else f"{r['natural']:.2f}",
-            "" if literal is None else f"{literal:.1f}",
-            "" if literal is None else f"{literal / r['step']:.1f}",
-            f"{r['warmup_seconds']:.0f}",
-        )
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "method": lambda r: r["method"],
+        "ms a step": lambda r: f"{r['step']:.2f}",
+        "low-high": lambda r: f"{r['low']:.2f}-{r['high']:.2f}",
+        "images/s": lambda r: f"{r['images_per_second']:.0f}",
+        "prop/s": lambda r: f"{r['propagations_per_second']:.0f}",
+        "TFLOP/s": lambda r: f"{r['tflops']:.3g}",
+        "of product": lambda r: f"{r['share']:.0%}",
+        "GiB": lambda r: "" if r["memory"] is None else f"{r['memory']:.1f}",
+        "x natural": lambda r: "" if r["natural"] is None else f"{r['natural']:.2f}",
+        "literal ms": lambda r: "" if r["literal"] is None else f"{r['literal']:.1f}",
+        "x literal": lambda r: "" if r["literal"] is None else f"{r['literal'] / r['step']:.1f}",
+        "warm-up s": lambda r: f"{r['warmup_seconds']:.0f}",
+    }
+    if narrow:
+        for name in ("low-high", "prop/s", "TFLOP/s", "of product", "GiB", "warm-up s"):
+            del columns[name]
+    for name in columns:
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    for row in found["rows"]:
+        table.add_row(*(show(row) for show in columns.values()))
     return table
 
 

@@ -61,12 +61,15 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
     """Attack networks on their test sets; write eval.json and the card of each."""
     from yopo.cli.saved import find
     from yopo.evaluation.names import parse_all
+    from yopo.evaluation.suite import check_norm
 
     if rest:
         raise ValueError(f"did not expect {' '.join(rest)}; `yopo eval --help` lists the options")
-    parse_all(args.attacks)
+    attacks = parse_all(args.attacks)
     for run in args.runs:  # all checked first
-        find(run, args.weights)
+        config, _ = find(run, args.weights)
+        for attack in attacks:
+            check_norm(attack, _threat(config, args.eps))
     for run in args.runs:
         if len(args.runs) > 1:
             print(run)

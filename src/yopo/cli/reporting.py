@@ -61,25 +61,34 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
 
 
 def summary(runs: "Sequence[Run]") -> Table:
-    """Each run's cost, and its accuracy under every attack that it has met."""
+    """Each run's cost and accuracies: a row for each evaluation, or what the training measured."""
     from yopo.evaluation.card import duration
+    from yopo.report.page import weights
 
-    finished = [r.result.get("best", r.result["last"]) for r in runs if r.result]
-    names = [a for run in runs for e in run.evaluations.values() for a in e["attacks"]]
-    attacks = dict.fromkeys(["clean", *names] if names else [a for r in finished for a in r])
-    table = Table(caption="training: time spent processing batches, nothing else")
-    for name in ("run", "training", "propagations", *attacks):
-        table.add_column(name, justify="left" if name == "run" else "right")
+    rows: list[tuple[Run, str, dict[str, float]]] = []
     for run in runs:
+        for e in run.evaluations.values():
+            about = e["about"]
+            how = f"{weights(e)} weights, {about['images']:,} images, {about['threat']}"
+            rows.append((run, how, {k: a["accuracy"] for k, a in e["attacks"].items()}))
+        if not run.evaluations:
+            # The training's own PGD takes other steps than an evaluation's of the same name.
+            own = run.result.get("best", run.result["last"]) if run.result else {}
+            others = any(r.evaluations for r in runs)
+            rows.append((run, "", {k: v for k, v in own.items() if k == "clean" or not others}))
+    ways = list(dict.fromkeys(how for _, how, _ in rows if how))
+    attacks = dict.fromkeys(attack for *_, shares in rows for attack in shares)
+    caption = "training: time spent processing batches, nothing else"
+    caption = "\n".join([*ways, caption]) if len(ways) == 1 else caption
+    table = Table(caption=caption)
+    more = ["measured with"] if len(ways) > 1 else []
+    for name in ("run", "training", "propagations", *more, *attacks):
+        table.add_column(name, justify="left" if name in ("run", *more) else "right")
+    for run, how, shares in rows:
         seconds, cost = run.spent("train_seconds"), run.spent("propagations")
         cells = [run.label, "–" if seconds is None else duration(seconds)]
-        cells += ["–" if cost is None else f"{cost:.0f}"]
-        met = {a for e in run.evaluations.values() for a in e["attacks"]}
-        for attack in attacks:
-            found = run.accuracy(attack)
-            # The training's own PGD takes other steps than an evaluation's of the same name.
-            other = bool(names) and attack != "clean" and attack not in met
-            cells.append("–" if found is None or other else f"{100 * found[0]:.2f}%")
+        cells += ["–" if cost is None else f"{cost:.0f}", *([how] if more else [])]
+        cells += [f"{100 * shares[a]:.2f}%" if a in shares else "–" for a in attacks]
         table.add_row(*cells)
     return table
 

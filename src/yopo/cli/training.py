@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 import signal
 import sys
@@ -144,12 +145,21 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
         with screen.bars, _stop_on_signals(trainer):
             return trainer.run()
     except StopRequested:
-        command = ["yopo", "train", str(out / "config.yaml"), "--out", str(out), "--resume"]
-        screen.say(f"stopped and saved. To go on: {shlex.join(command)}")
+        screen.say(f"stopped and saved. To go on: {_same_command()}")
         sys.exit(130)
     finally:
         if tracker is not None:
             tracker.close()
+
+
+def _same_command() -> str:
+    """What was typed, to go on with; `yopo reproduce` goes on by itself."""
+    words = sys.argv[1:]
+    if words[:1] != ["reproduce"] and "--resume" not in words:
+        words = [*words, "--resume"]
+    command = shlex.join(["yopo", *words])
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return f"torchrun as before, -m {command}" if several else command
 
 
 @contextmanager

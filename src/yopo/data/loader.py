@@ -195,7 +195,7 @@ def _check(x: Tensor, y: Tensor, *, batch: int, rank: int, world: int, drop_last
     if drop_last and batch > len(x):
         raise ValueError(
             f"expected batch of at most {len(x)}, the number of images, got {batch}; "
-            "use a smaller batch or drop_last=False"
+            "use a smaller batch"
         )
     if not 0 <= rank < world:
         raise ValueError(f"expected rank from 0 to {world - 1}, got {rank}; world is {world}")

@@ -130,8 +130,7 @@ Phase = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 def _own(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | None) -> list[Phase]:
     """The phases of our own attacks: one for each restart."""
-    if attack.name.startswith("cw-linf") and isinstance(threat, L2):
-        raise ValueError(f"{attack.name} is an attack in L∞, got an L2 threat; use cw")
+    check_norm(attack, threat)
     step = step_size(threat, attack) if step is None else step
 
     def restart(x: Tensor, y: Tensor, clean: Tensor, number: int) -> tuple[Tensor, Tensor]:
@@ -148,6 +147,12 @@ def _own(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | Non
     if attack.kind == "cw":
         return [cw]
     return [partial(restart, number=number) for number in range(attack.restarts)]
+
+
+def check_norm(attack: Attack, threat: Threat) -> None:
+    """Refuse an attack that knows another ball only."""
+    if attack.name.startswith("cw-linf") and isinstance(threat, L2):
+        raise ValueError(f"{attack.name} is an attack in L∞, got an L2 threat; use cw")
 
 
 def step_size(threat: Threat, attack: Attack) -> float:

@@ -54,7 +54,8 @@ class Method(ABC):
         if self._classes is None:
             self._classes = count_classes(self.model, x)
         # With a loss of the user's own, targets may be of its own kind too.
-        check_targets(y, x, self._classes if self.loss is F.cross_entropy else None)
+        known = getattr(self.loss, "func", self.loss) is F.cross_entropy
+        check_targets(y, x, self._classes if known else None)
 
     @abstractmethod
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:

@@ -84,12 +84,13 @@ def attacks_table(runs: Sequence[Run]) -> str:
     if not found:
         return '<p class="small">None of these runs has been evaluated with `yopo eval` yet.</p>'
     attacks = list(dict.fromkeys(a for _, e in found for a in e["attacks"]))
-    heads = ["run", "weights", "images", *attacks, "worst case"]
+    heads = ["run", "weights", "images", "threat", *attacks, "worst case"]
     rows = []
     for run, e in found:
-        cells: list[Cell] = [(run.name, run.method), _weights(e), f"{e['about']['images']:,}"]
-        cells += [_share(e["attacks"].get(attack)) for attack in attacks]
-        rows.append([*cells, _share(e["worst"])])
+        about = e["about"]
+        cells: list[Cell] = [(run.name, run.method), weights(e), f"{about['images']:,}"]
+        cells += [about["threat"], *(_share(e["attacks"].get(attack)) for attack in attacks)]
+        rows.append([*cells, _share(e["worst"]) if {*e["attacks"]} - {"clean"} else "–"])
     text = (
         "Test accuracy under each attack by itself, with its 95% interval. Worst case: no attack "
         "broke the image. Every robust accuracy is an upper bound."
@@ -101,7 +102,8 @@ def _share(found: Mapping[str, Any] | None) -> Cell:
     return "–" if found is None else share(found["accuracy"], found["interval"])
 
 
-def _weights(evaluation: Mapping[str, Any]) -> str:
+def weights(evaluation: Mapping[str, Any]) -> str:
+    """Which of a run's weights were evaluated: best, last, or a file's name."""
     file = str(evaluation["about"]["weights"])
     return {"model.safetensors": "best", "model-last.safetensors": "last"}.get(file, file)
 
