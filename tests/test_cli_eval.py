@@ -140,6 +140,9 @@ def test_warnings_are_printed(
     assert yopo(monkeypatch, "eval", run, *words) == 0
     assert "warning (step-too-small): 5 steps reach 0.05·eps" in capsys.readouterr().out
     assert "**Warning (step-too-small)**" in (run / "eval.md").read_text()
+    words = ["--attacks", "clean,cw", "--samples", "5", "--step", "0.001"]
+    assert yopo(monkeypatch, "eval", run, *words) == 0
+    assert "step-too-small" not in capsys.readouterr().out  # no attack takes these steps
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def suspicious(
     rows = torch.arange(min(len(x), SAMPLE)) * len(x) // min(len(x), SAMPLE)
     fewest = min((a for a in attacks if a.kind == "pgd"), key=lambda a: a.steps, default=None)
     steps = fewest.steps if fewest else 20
-    step = 2.5 * threat.eps / steps if step is None else step
+    step = 2.5 * threat.eps / steps if step is None or fewest is None else step
     probed = net if precision == "bf16" else model
     with products("float32"), torch.autocast(net.device.type, enabled=False):
         return before(probed, data.images(rows), data.labels(rows), threat, step=step, steps=steps)
