@@ -54,7 +54,7 @@ def test_the_closed_form_beats_ten_thousand_points_of_the_ball(
     assert (at_pushed >= best - 1e-12).all()
 
 
-@given(st.integers(0, 10_000), st.integers(1, 8), st.floats(0.01, 1.5))
+@given(st.integers(0, 10_000), st.integers(1, 8), st.floats(0.01, 1.0))
 def test_in_few_dimensions_it_is_the_best_vertex(seed: int, d: int, eps: float) -> None:
     g = torch.Generator().manual_seed(seed)
     x, p = torch.rand(3, d, generator=g).round(decimals=1), torch.randn(3, d, generator=g)

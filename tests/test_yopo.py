@@ -101,7 +101,7 @@ def cases(draw: st.DrawFn) -> tuple[nn.Sequential, Tensor, Tensor, Linf, int, in
     )
     x = torch.rand(3, channels, size, size).round(decimals=draw(st.integers(0, 3)))  # 0: corners
     model(x)
-    eps = draw(st.floats(1e-3, 1.5))
+    eps = draw(st.floats(1e-3, 1.0))
     threat = Linf(eps, draw(st.floats(1e-3, 1.0)))
     return (
         model,
