@@ -258,8 +258,6 @@ class Engine:
         generator = torch.cuda.default_generators[self.device.index or 0]
         before = generator.clone_state()
         try:
-            if self._rebinds:
-                raise ValueError("the network puts new tensors in the place of its buffers")
             if not begins_at_zero(self.optimizer):
                 raise ValueError(f"{type(self.optimizer).__name__} may not begin at zero")
             with torch.cuda.stream(torch.cuda.current_stream(self.device)):
@@ -337,6 +335,8 @@ class Engine:
             for _ in range(WARM_UP):
                 expected = self._rehearse(self._x, self._y)
         torch.cuda.current_stream(self.device).wait_stream(side)
+        if self._rebinds:
+            raise ValueError("the network puts new tensors in the place of its buffers")
         graph = torch.cuda.CUDAGraph()
         record = torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local")
         with self._no_trace(x), record:
@@ -348,8 +348,6 @@ class Engine:
             raise RuntimeError(
                 f"its replay has loss {float(loss):.4g} where the step has {float(expected):.4g}"
             )
-        if self._rebinds:
-            raise ValueError("the network puts new tensors in the place of its buffers")
         self._graph, self._recorded = graph, self.optimizer.state
 
     @contextmanager
