@@ -19,6 +19,7 @@ import yaml
 from tests.conftest import assert_same
 from tests.runs import tiny_data
 from yopo import checkpoint, cli
+from yopo.cli import training
 
 TINY = [
     *("--data.name", "npz", "--data.held_out", "20", "--batch", "20", "--epochs", "2"),
@@ -287,6 +288,19 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert f"To go on: {shlex.join(typed)} --resume" in shown
     _, values = checkpoint.load(checkpoint.saved(out / "state")[0])
     assert values["progress"]["epoch"] >= 1
+
+
+def test_what_to_go_on_with_is_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def typed(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/yopo", *words])
+        return training._same_command()
+
+    compare = ("compare", "demo", "--methods", "natural,pgd-2", "--out", "my runs")
+    assert typed(*compare) == "yopo compare demo --methods natural,pgd-2 --out 'my runs' --resume"
+    assert typed(*compare, "--resume") == typed(*compare)
+    assert typed("reproduce", "table2", "--out", "x") == "yopo reproduce table2 --out x"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert typed("train", "demo") == "torchrun as before, -m yopo train demo --resume"
 
 
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -102,7 +102,10 @@ def _network(config: ModelConfig, classes: int, channels: int, side: int) -> nn.
         except Exception as error:
             raise ValueError(f"{config.name} needs timm, which does not import: {error}") from None
         options = {"num_classes": classes, "in_chans": channels, **config.options}
-        net: nn.Module = timm.create_model(config.name.removeprefix("timm:"), **options)
+        try:
+            net: nn.Module = timm.create_model(config.name.removeprefix("timm:"), **options)
+        except TypeError as error:
+            raise ValueError(f"model.options do not fit {config.name}: {error}") from None
         return net
     if ":" not in config.name:
         raise ValueError(

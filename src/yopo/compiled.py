@@ -82,11 +82,9 @@ class Compiled(nn.Module):
             grads = torch.autograd.grad(loss, leaves, allow_unused=True)
         if x is not None:
             x.grad = grads[-1]
-        pairs = list(zip([*self._weights, *self._beside], grads, strict=False))
-        n = len(self._weights)
-        found, beside = (
-            [(w, g) for w, g in part if g is not None] for part in (pairs[:n], pairs[n:])
-        )
+        through, past = grads[: len(self._weights)], grads[len(self._weights) :]
+        found = [(w, g) for w, g in zip(self._weights, through, strict=True) if g is not None]
+        beside = [(w, g) for w, g in zip(self._beside, past, strict=False) if g is not None]
         if self.side is None:
             _accumulate(found)
             _accumulate(beside)

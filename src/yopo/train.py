@@ -411,7 +411,7 @@ class Trainer:
 
     def _restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         there, mine = values["config"], self._identity()
-        if other := [key for key in mine if there.get(key) != mine[key]]:
+        if other := [key for key in {**mine, **there} if there.get(key) != mine.get(key)]:
             raise ValueError(
                 f"{self.out} holds a run of another configuration ({', '.join(other)}); give "
                 "another --out, or the settings in its config.yaml"

@@ -74,12 +74,12 @@ def run_bench(args: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _table(found: dict[str, Any], *, narrow: bool = False) -> Table:
+    notes = [f"a matrix product runs at {found['product_tflops']:.3g} TFLOP/s here"]
+    notes += ["warm-up is not in the times"]
+    notes += ["more columns in a wider terminal, and in --json"] if narrow else []
     table = Table(
         title=f"{found['model']}, batch {found['batch']}, {found['precision']}, {found['device']}",
-        caption=f"a matrix product runs at {found['product_tflops']:.3g} TFLOP/s here; "
-        "warm-up is not in the times"
-        + narrow
-        * "\nmore columns in a wider terminal, and in --json",
+        caption="; ".join(notes),
     )
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "method": lambda r: r["method"],

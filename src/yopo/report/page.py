@@ -15,6 +15,7 @@ from yopo.report.paper import paper_html
 from yopo.report.pictures import Strip, strip_html
 from yopo.report.records import Run
 from yopo.report.tables import Cell, share, table
+from yopo.run_folder import BEST, LAST
 
 # The policy lets nothing be fetched, whatever stands in the records.
 PAGE = """<!doctype html>
@@ -105,7 +106,7 @@ def _share(found: Mapping[str, Any] | None) -> Cell:
 def weights(evaluation: Mapping[str, Any]) -> str:
     """Which of a run's weights were evaluated: best, last, or a file's name."""
     file = str(evaluation["about"]["weights"])
-    return {"model.safetensors": "best", "model-last.safetensors": "last"}.get(file, file)
+    return {BEST: "best", LAST: "last"}.get(file, file)
 
 
 def _charts(runs: Sequence[Run]) -> str:
