@@ -20,6 +20,7 @@ from yopo import compiled
 from yopo.compiled import Compiled
 from yopo.engine import Engine
 from yopo.models import preactresnet18
+from yopo.models.stem import Stem
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor"
@@ -123,6 +124,20 @@ def test_a_late_stream_changes_nothing(name: str, late: Late, batch: Batch) -> N
     assert late.spoilt == 0
     # TRADES' two passes are summed by autograd, on the first stream: noticed.
     assert (engine._fast.model.side is None) == (name == "trades")
+
+
+def test_the_first_layers_gradient_does_not_forbid_it(
+    late: Late, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As compiled for a GPU, where the images' gradient is put together from slices."""
+    monkeypatch.setattr(Stem, "forward", Stem._as_product)
+    net = small_resnet()
+    engine = beside_plain(net, "yopo after", several(batch, 3))
+    steps, m = 1 + 3, 3  # a rehearsal first
+    convolutions = sum(type(layer) is nn.Conv2d for layer in net.modules())
+    assert late.done == steps * m * convolutions
+    assert late.spoilt == 0
+    assert engine._fast.model.side is not None
 
 
 class Writes(nn.Module):

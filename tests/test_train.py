@@ -5,6 +5,7 @@ import multiprocessing
 import random
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,10 @@ def test_collapse_is_told_from_ordinary_epochs() -> None:
     assert "loss" in str(collapse(Health(loss=float("nan"), train=0, robust=0, best=0.5)))
     assert "catastrophic" in str(collapse(Health(loss=0.1, train=0.9, robust=0.02, best=0.4)))
     assert collapse(Health(loss=2.3, train=0.1, robust=0.1, best=0.4)) is None  # merely bad
+    dead = Health(loss=2.3, train=0.1, robust=0.085, best=-1, clean=0.085, cleanest=0.968)
+    assert "unlearnt: clean accuracy fell from 96.8% to 8.5%" in str(collapse(dead))
+    assert collapse(replace(dead, cleanest=0.3)) is None  # had hardly begun
+    assert collapse(replace(dead, clean=0.3)) is None
     # Of two classes, one answer is right for more than half of the images, whatever the attack.
     assert collapse(Health(loss=0.5, train=0.9, robust=0.06, best=0.57, chance=0.57)) is None
 
@@ -429,6 +434,20 @@ def test_a_collapse_between_full_evaluations_is_seen(
     monkeypatch.setattr(yopo.train, "Health", lambda loss, _train, *rest: Health(loss, 0.95, *rest))
     with pytest.raises(RuntimeError, match="epoch 2: catastrophic"):
         trainer.run()
+
+
+def test_a_network_that_dies_while_eps_grows_is_brought_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As PGD-40 on MNIST did with seed 1 (docs/reproduction.md)."""
+    trainer = tiny_trainer(tmp_path, {"epochs": 4, "eps_warmup": 3})
+    monkeypatch.setattr(trainer, "_chance", 0.1)
+    clean = iter([0.87, 0.968, 0.085, 0.95, 0.96])
+    monkeypatch.setattr(trainer, "_evaluate", lambda *_: (next(clean), 0.05))
+    trainer.run()
+    assert trainer.progress.rollbacks == 1
+    assert trainer.progress.rate_scale == 0.5
+    assert [("collapse" in line) for line in lines(tmp_path)] == [False, False, True, False, False]
 
 
 def test_other_data_is_not_resumed_on(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from yopo.split import Cut, Split
 from yopo.threat import Linf, Threat
 
 _aten = torch.ops.aten
+_full = _aten.full.default
 
 
 class Compiled(nn.Module):
@@ -196,7 +197,7 @@ def _like(found: Tensor, weight: Tensor) -> Tensor:
 
 def split_backward(graph: torch.fx.Graph) -> None:
     """Let convolutions' weight gradients be computed apart from their input gradients."""
-    if any(_may_become_in_place(node.target) for node in graph.nodes):
+    if any(_may_become_in_place(node) and not _on_its_own(node) for node in graph.nodes):
         return  # it would write over what the second stream still reads
     for node in list(graph.nodes):
         if node.target is not _aten.convolution_backward.default:
@@ -222,11 +223,18 @@ def split_backward(graph: torch.fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _may_become_in_place(target: Any) -> bool:  # noqa: ANN401
+def _may_become_in_place(node: torch.fx.Node) -> bool:
     """Whether the compiler, later, may let this operator write into its input."""
-    name = str(target)
     words = ("scatter", "index_put", "auto_functionalized", "triton_kernel_wrapper", "c10d")
-    return any(word in name for word in words)
+    return any(word in str(node.target) for word in words)
+
+
+def _on_its_own(node: torch.fx.Node) -> bool:
+    """Whether what it writes into was made for that, as the backward pass of a slice does."""
+    base = node.args[0] if node.args else None
+    if not str(node.target).startswith("aten.") or not isinstance(base, torch.fx.Node):
+        return False
+    return base.target is _full or (_may_become_in_place(base) and _on_its_own(base))
 
 
 def inductor_options(overlap: bool) -> dict[str, Any]:
@@ -241,7 +249,7 @@ def inductor_options(overlap: bool) -> dict[str, Any]:
                 split_backward(graph)
 
             def uuid(self) -> bytes:
-                return b"yopo split_backward 2"
+                return b"yopo split_backward 3"
 
         _weight_gradient()  # what the compiler kept from another process calls it at once
         options |= {

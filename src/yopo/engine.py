@@ -230,7 +230,8 @@ class Engine:
                 group["fused"], group["foreach"] = True, False
             elif "capturable" in group:  # Adam and its kin, which count steps on the device then
                 group["capturable"] = True
-                for state in (self.optimizer.state[p] for p in group["params"]):
+                for p in group["params"]:
+                    state = self.optimizer.state.get(p, {})  # [p] would make one
                     if isinstance(count := state.get("step"), Tensor):
                         state["step"] = count.to(self.device)
 
@@ -386,15 +387,17 @@ class Engine:
 
     def _forget(self, states: dict[Tensor, dict[str, Any]]) -> None:
         """Put the optimizer's state back; what was made since begins at zero, or anew."""
+        stays = self.capture and begins_at_zero(self.optimizer)  # a graph needs it to be there
         for p, state in list(self.optimizer.state.items()):
-            if p in states:
-                state.clear()
-                state.update(states[p])
-            elif self.capture and begins_at_zero(self.optimizer):  # a graph needs it to be there
-                for tensor in state.values():
-                    if isinstance(tensor, Tensor):
-                        tensor.zero_()
-            else:
+            before = states.get(p, {})
+            for name, value in list(state.items()):
+                if before.get(name) is not None:
+                    state[name] = before[name]
+                elif stays and isinstance(value, Tensor):
+                    value.zero_()
+                else:
+                    del state[name]
+            if not state:
                 del self.optimizer.state[p]
 
     def _state(self) -> list[Tensor]:

@@ -13,16 +13,24 @@ class Health:
     robust: float  # accuracy under PGD on held-out images
     best: float  # the best `robust` so far
     chance: float = 0.1  # what a network that always gives the same answer has
+    clean: float = 1.0  # accuracy on held-out images
+    cleanest: float = -1.0  # the best `clean` so far
 
 
 def collapse(health: Health) -> str | None:
     """Why the run has collapsed, or None.
 
     Catastrophic overfitting: the method's own attack is withstood while PGD is no longer. A network
-    that has not learnt anything yet withstands every attack on the images of one class.
+    that has not learnt anything yet withstands every attack on the images of one class, and so does
+    one that has unlearnt everything.
     """
     if not math.isfinite(health.loss):
         return f"the loss is {health.loss}"
+    if health.cleanest >= health.chance + 0.25 and health.clean <= health.chance + 0.05:
+        return (
+            f"all was unlearnt: clean accuracy fell from {health.cleanest:.1%} to "
+            f"{health.clean:.1%}, what one answer for all images has"
+        )
     lost = health.best >= health.chance + 0.05 and health.robust < 0.5 * health.best
     if lost and health.train - health.robust > 0.25:
         return (

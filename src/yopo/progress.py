@@ -36,6 +36,7 @@ class Progress:
     seen: float = 0.0
     best: float = -1.0  # held-out robust accuracy of the best weights; clean in natural training
     healthiest: float = -1.0  # the best of all evaluations, also the small ones
+    cleanest: float = -1.0  # the same of clean accuracy
     best_epoch: int = -1
     rate_scale: float = 1.0
     rollbacks: int = 0

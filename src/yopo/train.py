@@ -276,11 +276,10 @@ class Trainer:
             score, best = (clean, -1.0) if natural else (robust, p.healthiest)
             if p.epoch < c.eps_warmup:  # trained against less than it is measured with
                 best = -1.0
-            reason = collapse(
-                Health(line["loss"], line["train_accuracy"], robust, best, self._chance)
-            )
+            seen = line["loss"], line["train_accuracy"], robust, best
+            reason = collapse(Health(*seen, self._chance, clean, p.cleanest))
             if reason is None:
-                p.healthiest = max(p.healthiest, robust)
+                p.healthiest, p.cleanest = max(p.healthiest, robust), max(p.cleanest, clean)
             if full and reason is None and score > p.best and self._write_weights(BEST):
                 p.best, p.best_epoch = score, p.epoch + 1
         line["evaluate_seconds"] = p.evaluate_seconds
