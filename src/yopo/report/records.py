@@ -85,7 +85,7 @@ class Run:
                 "and no result on the test set."
             )
         elif not self.result.get("timed", True):
-            notes.append("It shared its GPU with other runs, so its times do not count.")
+            notes.append("Shared a GPU with other runs; time does not count.")
         for line in self.lines:
             if "collapse" in line:
                 notes.append(

@@ -131,16 +131,18 @@ def _literal(name: str, bench: dict[str, Any], rows: Sequence[str]) -> dict[str,
 
 def _told(name: str, runs: Sequence[Run]) -> list[str]:
     """What a reader must know about these runs."""
-    told: list[str] = []
+    noted: dict[str, list[str]] = {}
     others: dict[str, list[str]] = {}
     warned: dict[str, list[str]] = {}
     for run in runs:
         if how := differs(run, paper()["tables"][name]):
             others.setdefault(how, []).append(run.name)
-        told += [f"{run.name}: {note}" for note in run.notes]
+        for note in run.notes:
+            noted.setdefault(note, []).append(run.name)
         codes = [w["code"] for e in run.evaluations.values() for w in e["warnings"]]
         for code in dict.fromkeys(codes):
             warned.setdefault(code, []).append(run.name)
+    told = [f"{', '.join(names)}: {note}" for note, names in noted.items()]
     told += [
         f"Warning {code} (docs/warnings.md) of the evaluation of {', '.join(names)}."
         for code, names in warned.items()
