@@ -16,7 +16,6 @@ from yopo.split import Cut, Split
 from yopo.threat import Linf, Threat
 
 _aten = torch.ops.aten
-_full = _aten.full.default
 
 
 class Compiled(nn.Module):
@@ -230,11 +229,12 @@ def _may_become_in_place(node: torch.fx.Node) -> bool:
 
 
 def _on_its_own(node: torch.fx.Node) -> bool:
-    """Whether what it writes into was made for that, as the backward pass of a slice does."""
+    """Whether what it writes into was made for that alone, as in the backward pass of a slice."""
     base = node.args[0] if node.args else None
     if not str(node.target).startswith("aten.") or not isinstance(base, torch.fx.Node):
         return False
-    return base.target is _full or (_may_become_in_place(base) and _on_its_own(base))
+    made = str(base.target).startswith(("aten.full", "aten.zeros", "aten.new_zeros", "aten.empty"))
+    return made and all(_may_become_in_place(user) for user in base.users)
 
 
 def inductor_options(overlap: bool) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -99,6 +100,8 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
     }
     stem = run / "eval" if run.is_dir() else run.with_suffix(".eval")
     screen = Screen()
+    # Torch's advice on compiling; float32 is asked for where it is used.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     try:
         with screen.bars, _sigterm_as_interrupt():
             result = yopo.evaluate(
