@@ -237,28 +237,65 @@ def _on_its_own(node: torch.fx.Node) -> bool:
     return made and all(_may_become_in_place(user) for user in base.users)
 
 
+# ---------------------------------------------------------------- what the backward pass reads
+
+
+def masks_from_inputs(graph: torch.fx.Graph) -> None:
+    """Let a ReLU's backward pass look at its input, where that is normalised by the batch.
+
+    BatchNorm's own backward pass reads what it is computed from, so the ReLU's output, one tensor
+    more, is not read; the mask is the same.
+    """
+    aten = torch.ops.aten
+    for relu in graph.find_nodes(op="call_function", target=aten.relu.default):
+        if _is_normalised(relu.args[0]):
+            for user in list(relu.users):
+                if user.target is aten.le.Scalar and user.args[1] == 0:
+                    user.replace_input_with(relu, relu.args[0])
+
+
+def _is_normalised(node: Any) -> bool:  # noqa: ANN401
+    """Whether it is (x - mean) * rate * weight + bias, as the compiler writes BatchNorm."""
+    aten, adds = torch.ops.aten, 0
+    while node.target in (torch.ops.prims.convert_element_type.default, aten.mul.Tensor) or (
+        node.target is aten.add.Tensor and not adds
+    ):
+        adds += node.target is aten.add.Tensor
+        node = node.args[0]
+    mean = node.args[1] if node.target is aten.sub.Tensor else node
+    while isinstance(mean, torch.fx.Node) and mean.target is aten.unsqueeze.default:
+        mean = mean.args[0]
+    source = mean.args[0] if getattr(mean, "target", None) is operator.getitem else None
+    return source is not None and source.target is aten.var_mean.correction
+
+
 def inductor_options(overlap: bool) -> dict[str, Any]:
     """Settings of the compiler under which the networks are compiled."""
     # combo_kernels gains 1%, for a longer warm-up: not kept (records/speed.md).
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"joint_custom_post_pass": _pass(masks_from_inputs, 1)}
     if overlap:
-        from torch._inductor.custom_graph_pass import CustomGraphPass
-
-        class Pass(CustomGraphPass):
-            def __call__(self, graph: torch.fx.Graph) -> None:
-                split_backward(graph)
-
-            def uuid(self) -> bytes:
-                return b"yopo split_backward 3"
-
         _weight_gradient()  # what the compiler kept from another process calls it at once
         options |= {
-            "post_grad_custom_post_pass": Pass(),
+            "post_grad_custom_post_pass": _pass(split_backward, 3),
             # The second stream still reads buffers that the first has no more use for.
             "allow_buffer_reuse": False,
             "inplace_buffers": False,
         }
     return options
+
+
+def _pass(rewrite: Callable[[torch.fx.Graph], None], version: int) -> Any:  # noqa: ANN401
+    """As the compiler takes it; a new version is not served what it kept of an old one."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class Pass(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            rewrite(graph)
+
+        def uuid(self) -> str:
+            return f"yopo {rewrite.__name__} {version}"
+
+    return Pass()
 
 
 # ---------------------------------------------------------------- f0 as a function of its own

@@ -1,0 +1,59 @@
+"""What the compiler is told about networks."""
+
+from uuid import uuid4
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import Batch
+from yopo import compiled
+
+
+class Block(nn.Module):
+    """A ReLU after BatchNorm, one after a convolution, one after BatchNorm and a sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))
+        self.norm, self.other = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
+        return torch.relu(self.other(out) + x).mean((1, 2, 3))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_only_relus_after_batchnorm_are_masked_by_their_input(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere the output is kept anyway and the input is not."""
+    aten = torch.ops.aten
+    looked_at: list[str] = []
+    kept: list[int] = []
+
+    def rewrite(graph: torch.fx.Graph) -> None:
+        compiled.masks_from_inputs(graph)
+        masks = graph.find_nodes(op="call_function", target=aten.le.Scalar)
+        looked_at.extend(str(mask.args[0].target) for mask in masks)
+
+    rewrite.__name__ = uuid4().hex  # not from the compiler's cache
+    options = {"joint_custom_post_pass": compiled._pass(rewrite, 0)}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    sizes = []
+    for settings in ({}, options):
+        torch._dynamo.reset()
+        kept.clear()
+        with (
+            torch._inductor.config.patch(settings),
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+        ):
+            torch.compile(Block(), dynamic=False)(batch[0].clone().requires_grad_()).sum()
+        sizes.append(sum(n for n in kept if n >= batch[0].numel()))
+    torch._dynamo.reset()
+    assert sorted(looked_at) == ["aten.add.Tensor", "aten.relu.default", "aten.relu.default"]
+    assert sizes[0] == sizes[1]
