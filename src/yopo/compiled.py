@@ -272,7 +272,11 @@ def _is_normalised(node: Any) -> bool:  # noqa: ANN401
 def inductor_options(overlap: bool) -> dict[str, Any]:
     """Settings of the compiler under which the networks are compiled."""
     # combo_kernels gains 1%, for a longer warm-up: not kept (records/speed.md).
-    options: dict[str, Any] = {"joint_custom_post_pass": _pass(masks_from_inputs, 1)}
+    options: dict[str, Any] = {
+        "joint_custom_post_pass": _pass(masks_from_inputs, 1),
+        # Such a mask reads six tensors; above four the compiler would write its result down.
+        "realize_reads_threshold": 7,
+    }
     if overlap:
         _weight_gradient()  # what the compiler kept from another process calls it at once
         options |= {
