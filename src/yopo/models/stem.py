@@ -1,5 +1,8 @@
 """The first convolution of an image network."""
 
+from functools import reduce
+from itertools import product
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,18 +27,21 @@ class Stem(nn.Conv2d):
 
     def _as_product(self, x: Tensor) -> Tensor:
         """Each pixel's neighbourhood as a row, times the weights."""
-        high, wide = self.kernel_size
-        x = F.pad(x, [self.edge] * 4)
-        height, width = x.shape[2] - high + 1, x.shape[3] - wide + 1
-        # Nested, so that the compiler makes one kernel of it.
-        rows = torch.stack(
+        (high, wide), channels = self.kernel_size, self.in_channels
+        x = F.pad(x, [self.edge] * 4).permute(0, 2, 3, 1)  # as it lies in memory
+        height, width = x.shape[1] - high + 1, x.shape[2] - wide + 1
+        size = high * wide * channels
+        columns = size + -size % 8  # the matrix units take eight at a time
+        # A sum of padded pieces and not a stack of them: the compiler makes one kernel of it.
+        rows = reduce(
+            torch.add,
             [
-                torch.stack([x[..., i : i + height, j : j + width] for j in range(wide)], -1)
-                for i in range(high)
+                F.pad(x[:, i : i + height, j : j + width], (at, columns - channels - at))
+                for at, (i, j) in zip(
+                    range(0, size, channels), product(range(high), range(wide)), strict=True
+                )
             ],
-            -2,
-        )  # (B, channels, H', W', high, wide)
-        rows = rows.permute(0, 2, 3, 1, 4, 5).flatten(3)
-        missing = (0, -rows.shape[3] % 8)  # the matrix units take eight columns at a time
-        out = F.linear(F.pad(rows, missing), F.pad(self.weight.flatten(1), missing), self.bias)
+        )  # (B, H', W', columns)
+        weight = self.weight.permute(0, 2, 3, 1).flatten(1)
+        out = F.linear(rows, F.pad(weight, (0, columns - size)), self.bias)
         return out.permute(0, 3, 1, 2)  # channels last in memory
