@@ -255,18 +255,21 @@ def masks_from_inputs(graph: torch.fx.Graph) -> None:
 
 
 def _is_normalised(node: Any) -> bool:  # noqa: ANN401
-    """Whether it is (x - mean) * rate * weight + bias, as the compiler writes BatchNorm."""
-    aten, adds = torch.ops.aten, 0
-    while node.target in (torch.ops.prims.convert_element_type.default, aten.mul.Tensor) or (
-        node.target is aten.add.Tensor and not adds
-    ):
-        adds += node.target is aten.add.Tensor
+    """Whether it is (x - mean) / deviation * weight + bias, as the compiler writes BatchNorm."""
+    aten, passed = torch.ops.aten, []
+    cast = torch.ops.prims.convert_element_type.default
+    while node.target in (cast, aten.mul.Tensor, aten.add.Tensor):
+        passed.append(node.target)
         node = node.args[0]
-    mean = node.args[1] if node.target is aten.sub.Tensor else node
-    while isinstance(mean, torch.fx.Node) and mean.target is aten.unsqueeze.default:
+    if node.target is not aten.sub.Tensor or passed.count(aten.add.Tensor) > 1:
+        return False
+    mean = node.args[1]
+    while isinstance(mean, torch.fx.Node) and mean.target in (
+        aten.unsqueeze.default,
+        operator.getitem,
+    ):
         mean = mean.args[0]
-    source = mean.args[0] if getattr(mean, "target", None) is operator.getitem else None
-    return source is not None and source.target is aten.var_mean.correction
+    return isinstance(mean, torch.fx.Node) and mean.target is aten.var_mean.correction
 
 
 def inductor_options(overlap: bool) -> dict[str, Any]:

@@ -276,8 +276,8 @@ class Trainer:
             score, best = (clean, -1.0) if natural else (robust, p.healthiest)
             if p.epoch < c.eps_warmup:  # trained against less than it is measured with
                 best = -1.0
-            seen = line["loss"], line["train_accuracy"], robust, best
-            reason = collapse(Health(*seen, self._chance, clean, p.cleanest))
+            shown = line["loss"], line["train_accuracy"], robust, best
+            reason = collapse(Health(*shown, self._chance, clean, p.cleanest))
             if reason is None:
                 p.healthiest, p.cleanest = max(p.healthiest, robust), max(p.cleanest, clean)
             if full and reason is None and score > p.best and self._write_weights(BEST):
