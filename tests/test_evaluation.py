@@ -23,6 +23,7 @@ from yopo.attacks.pgd import LOSSES, climb
 from yopo.attacks.strongest import Strongest
 from yopo.evaluation.autoattack import Stages
 from yopo.evaluation.names import Attack, parse, parse_all
+from yopo.evaluation.network import Network
 from yopo.evaluation.result import wilson
 from yopo.evaluation.suite import Piece, run, starts
 from yopo.frozen import Frozen
@@ -427,6 +428,23 @@ def test_compiled_the_same_images_fall(batch: Batch) -> None:
     )
     assert torch.equal(plain.outcomes["pgd-3"].correct, fast.outcomes["pgd-3"].correct)
     assert 0 < fast.worst < fast.accuracy["clean"] == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own making, when it compiles
+def test_two_graphs_serve_every_batch() -> None:
+    model = yopo.models.SmallCNN().double().eval().requires_grad_(False)
+    net = Network(model, "float32", torch.device("cpu"), compile=True)
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    for size in (20, 19, 17, 16, 15, 2, 1, 20):
+        x = torch.rand(size, 1, 28, 28, dtype=torch.float64, requires_grad=True)
+        with torch.no_grad():
+            torch.testing.assert_close(net(x), model(x))
+        torch.testing.assert_close(net(x.detach()), model(x))
+        ours, theirs = (torch.autograd.grad(f(x).square().sum(), x)[0] for f in (net, model))
+        torch.testing.assert_close(ours, theirs)
+    assert graphs["unique_graphs"] - before == 2
 
 
 # ---------------------------------------------------------------- going on

@@ -30,6 +30,7 @@ class Network(nn.Module):
         super().__init__()
         self.precision, self.device = precision, device
         self.model: Any = torch.compile(model) if compile else model
+        self.compiled = compile
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
         if precision != "bf16" and dtypes & {torch.bfloat16, torch.float16}:
             raise ValueError(
@@ -46,8 +47,25 @@ class Network(nn.Module):
         self.cost += len(x) * (ATTACK_ONLY if differentiated else FORWARD)
         half = self.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=half):
-            logits = self.model(x.to(self.dtype))
+            if self.compiled:
+                with torch.set_grad_enabled(differentiated):
+                    logits = self._in_two_graphs(x.to(self.dtype))
+            else:
+                logits = self.model(x.to(self.dtype))
         return logits.to(self.dtype) if isinstance(logits, Tensor) else logits
+
+    def _in_two_graphs(self, x: Tensor) -> Tensor:
+        """One for each grad mode, whatever the batch; fewer than 16 images would need their own.
+
+        Attacks drop images one by one, and after eight graphs torch gives up compiling.
+        """
+        many = len(x)
+        if 0 < many < 16:
+            x = torch.cat([x, x[-1:].expand(16 - many, *x.shape[1:])])
+        x = x if torch.is_grad_enabled() else x.detach()
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        logits: Tensor = self.model(x)
+        return logits[:many] if isinstance(logits, Tensor) else logits
 
 
 @contextmanager
