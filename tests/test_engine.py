@@ -429,10 +429,11 @@ class TestMoreOnAGPU:
         TRADES sums the gradients of two passes, on the first stream: it stays there.
         """
         torch.set_default_dtype(torch.float32)
-        # A search would choose convolutions by the clock.
+        # A search would choose convolutions, and the order of sums, by the clock.
         monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+        monkeypatch.setattr(torch._inductor.config, "deterministic", True)
         net, batches, ends = channels_last(resnet()), images(3, 32, 6), []
-        for overlap in (False, False, True, True):
+        for overlap in (False, False, False, True, True):
             torch._dynamo.reset()  # else the first network's code would serve them all
             torch.manual_seed(1)
             twin = copy.deepcopy(net)
@@ -447,14 +448,17 @@ class TestMoreOnAGPU:
             else:
                 assert engine._fast.model.side is None
             ends.append(dict(twin.state_dict()))
-        assert all(t.isfinite().all() for t in ends[0].values())
-        for end in ends[1:]:
-            assert_same(end, ends[0], tol=0)
+        # A process's first run may differ from the next, on one stream too, in two of the last
+        # layer's weights and no other's (records/tests-h200).
+        one, *others = ends[1:]
+        assert all(t.isfinite().all() for t in one.values())
+        for other in others:
+            assert_same(other, one, tol=0)
 
     @pytest.mark.parametrize("name", ["natural", "free", "yopo after", "yopo before"])
     @pytest.mark.parametrize("laid_out", [True, False])
     def test_a_second_stream_in_float64(self, name: str, laid_out: bool) -> None:
-        """Long convolutions. Where gradients are laid out anew, it is back to one stream."""
+        """There the compiler lays gradients out anew, which is noticed: back to one stream."""
         torch.set_default_dtype(torch.float64)
         torch._dynamo.reset()
         net, batches = resnet(), images(3, 32, 6)
@@ -466,7 +470,7 @@ class TestMoreOnAGPU:
         plainly(plain, METHODS[name], batches, THREAT)
         assert_same(dict(net.state_dict()), dict(plain.state_dict()), tol=1e-9)
         assert isinstance(engine._fast.model, Compiled)
-        assert engine._fast.model.side is not None or not laid_out
+        assert engine._fast.model.side is None
 
     @pytest.mark.parametrize("name", METHODS)
     def test_float32_is_as_far_off_as_another_layout_of_the_plain_loop(self, name: str) -> None:
