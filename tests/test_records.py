@@ -35,12 +35,12 @@ def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, tmp_path / name)
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "reproduction.md"
-    rows = [("table2", "YOPO-5-3", s) for s in (0, 1, 2)] + [("table2", "PGD-10", 0)]
+    rows = [("table2", "YOPO-5-3 36 epochs", s) for s in (0, 1, 2)] + [("table2", "PGD-10", 0)]
     runs = [put(tmp_path / "records/reproduction" / t, t, row, s) for t, row, s in rows]
     written = texts(tmp_path)
     for path in (readme, page):
         lines = written[path].splitlines()
-        (line,) = [x for x in lines if "YOPO-5-3 (3 seeds)" in x]
+        (line,) = [x for x in lines if "YOPO-5-3 36 epochs (3 seeds)" in x]
         values = [100 * run["eval"]["attacks"]["pgd-20"]["accuracy"] for run in runs[:3]]
         assert f"| {sum(values) / 3:.2f} / 44.72 ({min(values):.2f}–{max(values):.2f}) |" in line
         ratio = sum(run["seconds"] for run in runs[:3]) / 3 / runs[3]["seconds"]
@@ -49,8 +49,8 @@ def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None
         assert "Trained on one fast GPU" in written[path]
         bench = json.loads((ROOT / "records/speed-h200/bench-preactresnet18.json").read_text())
         literal = {r["method"]: r["literal"] for r in bench["rows"]}
-        part = literal["yopo-5-3"] * 40 / (literal["pgd-10"] * 105)
-        assert f"YOPO-5-3 {part:.2f} (ours {ratio:.2f})" in written[path]
+        part = literal["yopo-5-3"] * 36 / (literal["pgd-10"] * 105)
+        assert f"YOPO-5-3 36 epochs {part:.2f} (ours {ratio:.2f})" in written[path]
     assert written[page].count("Not run yet.") == 3
     for path, text in written.items():
         path.write_text(text)
