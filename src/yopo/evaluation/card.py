@@ -4,7 +4,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -87,27 +87,19 @@ def norm(threat: Threat) -> str:
 
 def provenance(model: nn.Module, device: torch.device, attacks: Sequence[Attack]) -> dict[str, Any]:
     """Where, when and with what: what the caller need not say."""
-    names = ["yopo-torch", "torch"]
-    names += ["pyautoattack"] if any(a.kind == "autoattack" for a in attacks) else []
+    modules = {"yopo-torch": "yopo", "torch": "torch"}
+    if any(a.kind == "autoattack" for a in attacks):
+        modules["pyautoattack"] = "pyautoattack"
     parameters = sum(p.numel() for p in model.parameters())
     return {
         "model": f"{type(model).__name__} ({parameters:,} parameters)",
-        "packages": ", ".join(f"{name} {_version(name)}" for name in names),
+        "packages": ", ".join(f"{k} {import_module(v).__version__}" for k, v in modules.items()),
         "commit": _commit(),
         "hardware": torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else f"{platform.machine()} {device.type}, {torch.get_num_threads()} threads",
         "finished": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
-
-
-def _version(name: str) -> str:
-    if name == "torch":
-        return torch.__version__
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 def _commit() -> str | None:

@@ -147,10 +147,16 @@ def _told(name: str, runs: Sequence[Run]) -> list[str]:
         f"Warning {code} (docs/warnings.md) of the evaluation of {', '.join(names)}."
         for code, names in warned.items()
     ]
-    facts = ("hardware", "packages")
-    where = [", ".join(str(v) for k in facts if (v := run.environment.get(k))) for run in runs]
-    told += [f"Trained on {place}." for place in dict.fromkeys(filter(None, where))]
+    places = [_place(run.environment) for run in runs]
+    told += [f"Trained on {place}." for place in dict.fromkeys(filter(None, places))]
     return [f"{OTHER}: {', '.join(o)} ({how})." for how, o in others.items()] + told
+
+
+def _place(environment: dict[str, Any]) -> str:
+    """Hardware and torch; our own version says less than the commit."""
+    packages = str(environment.get("packages", "")).split(", ")
+    torch = [package for package in packages if package.startswith("torch ")]
+    return ", ".join([*filter(None, [environment.get("hardware")]), *torch])
 
 
 # ---------------------------------------------------------------- shown
