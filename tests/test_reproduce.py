@@ -91,7 +91,7 @@ def test_a_row_end_to_end_and_not_again(
     assert not (folders[0] / "model-last.eval.json").exists()
     capsys.readouterr()
     assert yopo(monkeypatch, *words, "--epochs", "1") == 2
-    assert "holds a run of other settings (epochs)" in capsys.readouterr().err
+    assert "holds a run of other settings (evaluate, epochs)" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("tiny")
@@ -103,7 +103,9 @@ def test_fewer_epochs_are_for_time_alone(
     found = json.loads((tmp_path / "table4.json").read_text())["rows"]["TRADES-YOPO-2-5"]
     assert found["recipe_seconds"] == pytest.approx(2 * found["train_seconds"])
     assert "1 of 2 epochs" in capsys.readouterr().out
-    assert not (tmp_path / "trades-yopo-2-5-seed-0" / "eval.json").exists()
+    path = tmp_path / "trades-yopo-2-5-seed-0"
+    assert not (path / "eval.json").exists()
+    assert set(json.loads((path / "result.json").read_text())["last"]) == {"clean", "pgd-1"}
     assert yopo(monkeypatch, *words, "--epochs", "3") == 2
     assert "expected --epochs from 1 to TRADES-YOPO-2-5's 2, got 3" in capsys.readouterr().err
 
