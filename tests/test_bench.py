@@ -16,7 +16,14 @@ from yopo.models import SmallCNN, preactresnet18
 
 @pytest.mark.parametrize(
     ("spec", "first", "rest", "steps"),
-    [("natural", 1, 1, 1), ("pgd-3", 4, 4, 1), ("free-3", 3, 3, 3), ("yopo-2-3", 8, 2, 1)],
+    [
+        ("natural", 1, 1, 1),
+        ("pgd-3", 4, 4, 1),
+        ("free-3", 3, 3, 3),
+        ("yopo-2-3", 8, 2, 1),
+        ("trades-3", 8, 8, 1),
+        ("trades-yopo-2-3", 11, 5, 1),
+    ],
 )
 @pytest.mark.parametrize("network", ["smallcnn", "resnet"])
 def test_literal_loops_make_the_papers_passes(
@@ -45,7 +52,7 @@ def test_literal_loops_make_the_papers_passes(
 
 def test_methods_without_a_literal_form_have_none() -> None:
     net = SmallCNN(width=2, hidden=4)
-    for spec in ("trades-10", "trades-yopo-3-4", "nfgsm", "yopo", "pmp"):
+    for spec in ("trades", "trades-yopo-3", "nfgsm", "yopo", "pmp"):
         assert literal(spec, net, torch.optim.SGD(net.parameters(), 0.1), 0.1, 0.02) is None
 
 

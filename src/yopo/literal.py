@@ -1,7 +1,8 @@
 """The paper's loops written plainly, as the released code runs them, for `yopo bench`.
 
 Eager, float32 (TF32 convolutions where the device has them), NCHW, n real passes through the first
-layer for each propagation, starts drawn on the host. For timing only.
+layer for each propagation, starts drawn on the host; TRADES predicts the clean images anew at each
+step of its attack. For timing only.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from yopo.losses import consistency
 from yopo.models.resnet import PreActResNet
 
 Loop = Callable[[Tensor, Tensor], None]
@@ -25,8 +27,9 @@ def literal(
     first_layer: str | None = None,
 ) -> Loop | None:
     """One training step of the method that `spec` names, or None if it has no literal form here."""
-    name, *numbers = spec.removesuffix("-before").split("-")
-    counts = [int(n) for n in numbers if n.isdigit()]
+    words = spec.removesuffix("-before").split("-")
+    counts = [int(word) for word in words if word.isdigit()]
+    name = "-".join(word for word in words if not word.isdigit())
 
     def start(x: Tensor) -> Tensor:
         return torch.empty(x.shape).uniform_(-eps, eps).to(x.device)
@@ -62,26 +65,59 @@ def literal(
             optimizer.step()
             optimizer.zero_grad()
 
+    def inner(x: Tensor, eta: Tensor, p: Tensor) -> Tensor:
+        f0, _ = _parts(model, first_layer)
+        for _ in range(counts[1]):
+            eta.requires_grad_()
+            (grad,) = torch.autograd.grad((p * f0(x + eta)).sum(), eta)
+            eta = move(x, eta.detach(), grad, step)
+        return eta
+
     def yopo(x: Tensor, y: Tensor) -> None:
         f0, g = _parts(model, first_layer)
-        m, n = counts
         eta = start(x)
-        for _ in range(m):
+        for _ in range(counts[0]):
             h = f0(x + eta)
             h.retain_grad()
             F.cross_entropy(g(h), y).backward()
             assert h.grad is not None
-            p = h.grad
-            for _ in range(n):
-                eta.requires_grad_()
-                (grad,) = torch.autograd.grad((p * f0(x + eta)).sum(), eta)
-                eta = move(x, eta.detach(), grad, step)
+            eta = inner(x, eta, h.grad)
         optimizer.step()
         optimizer.zero_grad()
 
-    loops = {"natural": natural, "pgd": pgd, "free": free, "yopo": yopo}
-    wanted = {"natural": 0, "pgd": 1, "free": 1, "yopo": 2}
-    return loops[name] if name in loops and len(counts) == wanted[name] else None
+    def near(x: Tensor) -> Tensor:
+        return 0.001 * torch.randn(x.shape).to(x.device)
+
+    def trades_gradient(x: Tensor, y: Tensor, eta: Tensor) -> None:
+        model.train()
+        clean = model(x)
+        (F.cross_entropy(clean, y) + consistency(model(x + eta), clean)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def trades(x: Tensor, y: Tensor) -> None:
+        model.eval()
+        eta = near(x)
+        for _ in range(counts[0]):
+            eta.requires_grad_()
+            (grad,) = torch.autograd.grad(consistency(model(x + eta), model(x)), eta)
+            eta = move(x, eta.detach(), grad, step)
+        trades_gradient(x, y, eta)
+
+    def trades_yopo(x: Tensor, y: Tensor) -> None:
+        model.eval()
+        f0, g = _parts(model, first_layer)
+        eta, clean = near(x), model(x).detach()
+        for _ in range(counts[0]):
+            h = f0(x + eta)
+            (p,) = torch.autograd.grad(consistency(g(h), clean), h)
+            eta = inner(x, eta, p)
+        trades_gradient(x, y, eta)
+
+    loops = {"natural": (natural, 0), "pgd": (pgd, 1), "free": (free, 1), "yopo": (yopo, 2)}
+    loops |= {"trades": (trades, 1), "trades-yopo": (trades_yopo, 2)}
+    loop, wanted = loops.get(name, (None, 0))
+    return loop if len(counts) == wanted else None
 
 
 def _parts(
