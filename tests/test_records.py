@@ -15,11 +15,13 @@ ROOT = Path(__file__).parent.parent
 def test_step_times_in_the_readme() -> None:
     found = json.loads((ROOT / "records/speed-h200/bench-preactresnet18.json").read_text())
     readme = (ROOT / "README.md").read_text()
-    rows = [row for row in found["rows"] if row["literal"]]
+    rows = [row for row in found["rows"] if not row["method"].startswith("trades")]
     assert len(rows) >= 4
     for r in rows:
-        faster = r["literal"] / r["step"]
-        line = f"| {r['method']} | {r['step']:.1f} | {r['literal']:.1f} | {faster:.1f} |"
+        line = f"| {r['method']} | {r['step']:.1f} | not measured | |"
+        if r["literal"]:
+            faster = r["literal"] / r["step"]
+            line = f"| {r['method']} | {r['step']:.1f} | {r['literal']:.1f} | {faster:.1f} |"
         assert line in readme, line
 
 
@@ -35,6 +37,11 @@ def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, tmp_path / name)
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "reproduction.md"
+    file = tmp_path / "records/speed-h200/bench-preactresnet18.json"
+    bench = json.loads(file.read_text())
+    for row in bench["rows"]:
+        row["literal"] = {"yopo-5-3": 70.0, "pgd-10": 90.0}.get(row["method"])
+    file.write_text(json.dumps(bench))
     rows = [("table2", "YOPO-5-3 36 epochs", s) for s in (0, 1, 2)] + [("table2", "PGD-10", 0)]
     runs = [put(tmp_path / "records/reproduction" / t, t, row, s) for t, row, s in rows]
     written = texts(tmp_path)
@@ -47,9 +54,7 @@ def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None
         assert line.endswith(f"| {ratio:.2f} |")
         assert any("PGD-40 (not run)" in x for x in lines) == (path == readme)
         assert "Trained on one fast GPU" in written[path]
-        bench = json.loads((ROOT / "records/speed-h200/bench-preactresnet18.json").read_text())
-        literal = {r["method"]: r["literal"] for r in bench["rows"]}
-        part = literal["yopo-5-3"] * 36 / (literal["pgd-10"] * 105)
+        part = 70 * 36 / (90 * 105)
         assert f"YOPO-5-3 36 epochs {part:.2f} (ours {ratio:.2f})" in written[path]
     assert written[page].count("Not run yet.") == 3
     for path, text in written.items():

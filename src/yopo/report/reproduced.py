@@ -16,6 +16,7 @@ from yopo.run_folder import BEST, LAST
 
 Summary = dict[str, Any]  # what tableN.json holds
 OTHER = "Not the table's setting"
+WORST = "worst case"
 
 
 def summary(
@@ -36,7 +37,7 @@ def summary(
     base = found[what.against]
     for row, r in found.items():
         if r and base and "recipe_seconds" in r and "recipe_seconds" in base:
-            if same_hardware([*runs[row], *runs[what.against]]):
+            if same_hardware(timed([*runs[row], *runs[what.against]])):
                 r["time_ratio"] = r["recipe_seconds"] / base["recipe_seconds"]
             else:
                 told.append(f"{row}: on other hardware than {what.against}, so no time ratio.")
@@ -102,8 +103,11 @@ def _shares(run: Run) -> dict[str, tuple[int, float]]:
         last.add(BEST)  # the same
     found: dict[str, tuple[int, float]] = {}
     for e in (e for e in run.evaluations.values() if e["about"]["weights"] in last):
-        for attack, a in e["attacks"].items():
-            here = (e["about"]["images"], a["accuracy"])
+        shares = {attack: a["accuracy"] for attack, a in e["attacks"].items()}
+        if len(shares) > 2:  # clean is one
+            shares[WORST] = e["worst"]["accuracy"]
+        for attack, share in shares.items():
+            here = (e["about"]["images"], share)
             found[attack] = max(found.get(attack, here), here, key=lambda pair: pair[0])
     return found
 
@@ -196,8 +200,10 @@ def legend(table: Summary) -> list[str]:
     on = f"; the paper's on a {theirs['hardware']}" if "hardware" in theirs else ""
     return [
         "Accuracies: test set, weights of the last epoch, ours / the paper's, in %; the mean over "
-        "seeds, and the lowest and highest seed where there are several.",
-        "Time: training alone, the mean over seeds (not over those that shared a GPU); its ratio "
+        "seeds, and the lowest and highest seed where there are several. Worst case: for each "
+        "image, over the attacks that were run together.",
+        "Time: training alone, without compiling, the mean over seeds (not over those that shared "
+        "a GPU); its ratio "
         f"is over {against}'s in this table{on}. Extrapolated: seconds an epoch times the recipe's "
         "epochs.",
     ]
@@ -208,9 +214,9 @@ def notes(table: Summary) -> list[str]:
     found = []
     if pairs := literal(table):
         found.append(
-            "The paper's own comparison, by its loops taken literally (`yopo bench`: milliseconds "
-            f"a step times the recipe's epochs; {table['literal']['on']}), over "
-            f"{table['against']}'s: {', '.join(pairs)}."
+            "The same ratio between the loops written plainly (`literal` in `yopo bench`: "
+            f"milliseconds a step times the recipe's epochs; {table['literal']['on']}): "
+            f"{', '.join(pairs)}."
         )
     found += _best(table) + subsets(table)
     found.extend(table["notes"])
@@ -218,7 +224,7 @@ def notes(table: Summary) -> list[str]:
 
 
 def literal(table: Summary) -> list[str]:
-    """Time ratios of the loops taken literally, with ours: "YOPO-5-3 0.31 (ours 0.30)"."""
+    """Time ratios of the loops written plainly, with ours: "YOPO-5-3 0.31 (ours 0.30)"."""
     pairs = []
     for row, ratio in (table["literal"] or {"ratio": {}})["ratio"].items():
         ours = (table["rows"][row] or {}).get("time_ratio")
@@ -228,7 +234,8 @@ def literal(table: Summary) -> list[str]:
 
 def _best(table: Summary) -> list[str]:
     """Rows that end less robust, or more, than they were at their best."""
-    rows = {row: r["trainer"] for row, r in table["rows"].items() if r and "trainer" in r}
+    whole = {row: r for row, r in table["rows"].items() if r and r["epochs"] == r["recipe_epochs"]}
+    rows = {row: r["trainer"] for row, r in whole.items() if "trainer" in r}
     pairs = [
         f"{row} {_shown(t['best'])} (last {_shown(t['last'])})"
         for row, t in rows.items()
