@@ -20,10 +20,13 @@ from tests.reports import Page, write_run
 from tests.robust import trained
 from tests.test_cli import yopo
 from tests.test_cli_eval import run
+from yopo.evaluation.card import duration
 from yopo.paper import paper_table
+from yopo.report import curves
 from yopo.report.headline import headline
 from yopo.report.page import page
 from yopo.report.records import read_runs
+from yopo.run_folder import BEST
 
 __all__ = ["run"]
 PGD, YOPO, NATURAL = ({"method": m} for m in ({"name": "pgd", "steps": 5}, {}, {"name": "natural"}))
@@ -158,6 +161,57 @@ def test_headline_compares_like_with_like(tmp_path: Path) -> None:
     assert "1,000 test images withstand pgd-3" in headline(read_runs([first, third]))[0]
 
 
+def test_headline_takes_the_strongest_evaluation_that_all_have(tmp_path: Path) -> None:
+    shares = {"a": (0.5, 0.4), "b": (0.6, 0.3)}
+    folders = [write_run(tmp_path / name, robust=first) for name, (first, _) in shares.items()]
+    for folder, (_, second) in zip(folders, shares.values(), strict=True):
+        one = headline(read_runs(folders))
+        assert "b (YOPO-2-2) is the most robust of 2 runs: 60.00%" in one[0]
+        found = read(folder, "eval.json")
+        found["attacks"] = {"autoattack": found["attacks"]["cw"] | {"accuracy": second}}
+        found["worst"] = {"accuracy": second, "interval": [second - 0.01, second + 0.01]}
+        found["warnings"] = [{"code": "masked", "text": ""}]
+        (folder / "model-last.eval.json").write_text(json.dumps(found))
+    assert "AutoAttack leaves a (YOPO-2-2) 40.00% (1,000 images, best weights)." in one
+    assert not any("Warnings" in sentence for sentence in one)
+    both = headline(read_runs(folders))
+    assert "a (YOPO-2-2) is the most robust of 2 runs: 40.00%" in both[0]
+    assert "withstand autoattack (L∞, eps = 0.1, best weights)" in both[0]
+    assert "Warnings of these evaluations: masked; see the cards." in both
+    assert not any("AutoAttack leaves" in sentence for sentence in both)
+    # Other weights, or other steps of the same attack, do not compare.
+    for part in ("weights", "settings"):
+        found = read(folders[0], "eval.json")
+        found["about"]["weights"] = "model-last.safetensors" if part == "weights" else BEST
+        found["attacks"]["cw"]["settings"] = "20 steps" if part == "weights" else "9 steps"
+        (folders[0] / "eval.json").write_text(json.dumps(found))
+        (folders[0] / "model-last.eval.json").unlink(missing_ok=True)
+        assert "withstand pgd-3 (best weights)" in headline(read_runs(folders))[0]
+
+
+def test_a_shared_gpu_takes_a_runs_times_and_not_its_accuracy(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"y{seed}", {"seed": seed}, robust=0.4) for seed in (0, 1)]
+    folders.append(write_run(tmp_path / "pgd", PGD, robust=0.3))
+    for folder, share in zip(folders[:2], (0.4, 0.6), strict=True):
+        evaluated = read(folder, "eval.json")
+        evaluated["worst"]["accuracy"] = share
+        (folder / "eval.json").write_text(json.dumps(evaluated))
+    alone = read(folders[0], "result.json")["train_seconds"]
+    shared = read(folders[1], "result.json") | {"timed": False}
+    (folders[1] / "result.json").write_text(json.dumps(shared))
+    runs = read_runs(folders)
+    (said,) = [s for s in headline(runs) if " trained in " in s]
+    theirs = read(folders[2], "result.json")["train_seconds"]
+    assert f"in {alone / theirs:.2f} of PGD-5's time ({duration(alone)} for 3 epochs" in said
+    assert "its robust accuracy is 50.00%, PGD-5's 30.00%" in said
+    found = Page(page(runs))
+    assert [row[1].endswith("shared a GPU") for row in found.tables["runs"][1:]] == [0, 1, 0]
+    assert "Runs that shared a GPU are not drawn against time." in found.text
+    time, passes = (curves.svg(runs, axis) for axis in curves.AXES)
+    assert "y1 (YOPO-2-2), epoch" not in time
+    assert "y1 (YOPO-2-2), epoch" in passes
+
+
 def test_times_are_compared_with_the_same_network_on_the_same_data(tmp_path: Path) -> None:
     pgd = write_run(tmp_path / "pgd", PGD)
     other = {"method": {"name": "pgd", "steps": 9}, "data": {"name": "mnist"}}
@@ -230,6 +284,10 @@ def test_seeds_of_one_setting_are_one_row_with_their_mean(tmp_path: Path) -> Non
         write_run(tmp_path / name, over | {"seed": seed}, robust=share)
         for seed, (name, share) in enumerate(shares.items())
     ]
+    tree = yaml.safe_load((folders[0] / "config.yaml").read_text())
+    tree["evaluate"]["every"] = 7  # trains no other network
+    tree.pop("label_smoothing")  # an older file, without it
+    (folders[0] / "config.yaml").write_text(yaml.safe_dump(tree))
     pgd = write_run(tmp_path / "pgd-40", {"method": {"name": "pgd", "steps": 40}}, robust=0.2)
     other = write_run(tmp_path / "longer", over | {"seed": 3, "epochs": 9}, robust=0.1)
     runs = read_runs([*folders, pgd, other])
@@ -240,9 +298,15 @@ def test_seeds_of_one_setting_are_one_row_with_their_mean(tmp_path: Path) -> Non
     assert [row[1] for row in ours] == ["3 seeds 3 epochs", "longer (YOPO-5-10) 9 epochs"]
     values = [read(f, "eval.json")["attacks"]["cw"]["accuracy"] for f in folders]
     want = f"{percent(sum(values) / 3)} {100 * min(values):.1f}–{100 * max(values):.1f}"
+    want += ", best weights"
     assert ours[0][heads.index("cw, ours")] == want
     seconds = [read(f, "result.json")["train_seconds"] for f in (*folders, pgd)]
     assert ours[0][-1] == f"{sum(seconds[:3]) / 3 / seconds[3]:.2f}"
+    (folders[2] / "eval.json").unlink()  # its own PGD does not fill the gap
+    heads, *rows = Page(page(read_runs([*folders, pgd]), paper="table1")).tables["paper"]
+    cell = rows[-1][heads.index("cw, ours")]
+    assert cell.startswith(percent(sum(values[:2]) / 2))
+    assert cell.endswith("best weights, 2 of 3 seeds")
 
 
 def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -276,7 +340,9 @@ def test_command_writes_page_and_figures_and_prints_the_table(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     out, figures = tmp_path / "new" / "r.html", tmp_path / "figures"
-    assert yopo(monkeypatch, "report", *three, "--out", out, "--figures", figures) == 0
+    table = tmp_path / "table2.json"  # `yopo reproduce` writes one beside its runs
+    table.write_text("{}")
+    assert yopo(monkeypatch, "report", *three, table, "--out", out, "--figures", figures) == 0
     Page(out.read_text())
     printed = capsys.readouterr().out
     runs = read_runs(three)

@@ -43,7 +43,7 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError(f"expected --paper {', '.join(TABLES)}, got {args.paper!r}")
     if args.out.is_dir():
         raise ValueError(f"expected a file for --out, got the folder {args.out}; add report.html")
-    runs = read_runs(args.runs)
+    runs = read_runs([path for path in args.runs if not path.is_file()] or args.runs)
     for run in runs:
         for note in run.notes:
             print(f"{run.label}: {note}")
@@ -63,13 +63,12 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
 def summary(runs: "Sequence[Run]") -> Table:
     """Each run's cost and accuracies: a row for each evaluation, or what the training measured."""
     from yopo.evaluation.card import duration
-    from yopo.report.page import weights
 
     rows: list[tuple[Run, str, dict[str, float]]] = []
     for run in runs:
         for e in run.evaluations.values():
             about = e["about"]
-            how = f"{weights(e)} weights, {about['images']:,} images, {about['threat']}"
+            how = f"{run.weights(e)} weights, {about['images']:,} images, {about['threat']}"
             rows.append((run, how, {k: a["accuracy"] for k, a in e["attacks"].items()}))
         if not run.evaluations:
             # The training's own PGD takes other steps than an evaluation's of the same name.
@@ -86,7 +85,8 @@ def summary(runs: "Sequence[Run]") -> Table:
         table.add_column(name, justify="left" if name in ("run", *more) else "right")
     for run, how, shares in rows:
         seconds, cost = run.spent("train_seconds"), run.spent("propagations")
-        cells = [run.label, "–" if seconds is None else duration(seconds)]
+        spent = "–" if seconds is None else duration(seconds)
+        cells = [run.label, f"{spent} (shared)" if run.shared else spent]
         cells += ["–" if cost is None else f"{cost:.0f}", *([how] if more else [])]
         cells += [f"{100 * shares[a]:.2f}%" if a in shares else "–" for a in attacks]
         table.add_row(*cells)

@@ -189,6 +189,7 @@ def rich_table(found: "Summary") -> Table:
 def _figures(args: argparse.Namespace) -> None:
     """The paper's Figure 3: runs in OUT/table1 and OUT/table2, curves in OUT/figure3a and 3b."""
     from yopo.report.curves import save_figures
+    from yopo.report.headline import timed
     from yopo.report.records import read_runs
 
     if args.rows or args.epochs or args.bench or args.attacks:
@@ -203,6 +204,7 @@ def _figures(args: argparse.Namespace) -> None:
         if missing:
             print(f"{name}: not drawn, because {table} has no run of {', '.join(missing)}")
             continue
-        first = [next(iter(folders.values())) for folders in found.values()]  # one seed of each
-        for path in save_figures(read_runs(first), args.out / name):
+        runs = [read_runs(list(folders.values())) for folders in found.values()]
+        first = [(timed(seeds) or seeds)[0] for seeds in runs]  # one seed of each
+        for path in save_figures(first, args.out / name):
             print(f"{name}: {path}")

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from yopo.evaluation.card import duration
 from yopo.report.records import Run
@@ -19,10 +20,15 @@ PALETTE = (
 ).split()
 
 
+def points(run: Run, axis: str) -> list[dict[str, Any]]:
+    """The epochs to draw; a run that shared its GPU has no time that counts."""
+    return [] if axis == "train_seconds" and run.shared else run.points
+
+
 def svg(runs: Sequence[Run], axis: str) -> str:
     """One chart; curves are `g.curve`, points carry the words that hovering shows."""
     scale, unit = _unit(runs, axis)
-    longest = max((p[axis] for r in runs for p in r.points), default=1.0) / scale
+    longest = max((p[axis] for r in runs for p in points(r, axis)), default=1.0) / scale
     ticks, bottom = _ticks(longest), _bottom(runs)
     parts = []
     step = next(s for s in (2, 5, 10, 20) if (100 - bottom) / s <= 6)
@@ -50,12 +56,13 @@ def svg(runs: Sequence[Run], axis: str) -> str:
 
 def _curve(run: Run, i: int, measure: str, axis: str, corner: tuple[float, int]) -> str:
     end, bottom = corner
-    places = [(_x(p[axis] / end), _y(p[measure], bottom)) for p in run.points]
+    drawn = points(run, axis)
+    places = [(_x(p[axis] / end), _y(p[measure], bottom)) for p in drawn]
     line = " ".join(f"{x},{y}" for x, y in places)
     radius = 2.5 if len(places) <= 30 else 1.2
     attack = f"pgd-{run.config['evaluate']['steps']}" if measure == "robust" else "clean"
     dots = []
-    for (x, y), p in zip(places, run.points, strict=True):
+    for (x, y), p in zip(places, drawn, strict=True):
         spent = f"{duration(p['train_seconds'])}, {p['propagations']:.0f} propagations"
         share = f"{100 * p[measure]:.2f}% of {p['images']} images"
         tip = f"{run.label}, epoch {p['epoch']}: {attack} {share} after {spent}"
@@ -82,9 +89,10 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
         axes = figure.subplots()
         scale, unit = _unit(runs, axis)
         for i, run in enumerate(runs):
-            x = [p[axis] / scale for p in run.points]
+            drawn = points(run, axis)
+            x = [p[axis] / scale for p in drawn]
             for measure, style in zip(MEASURES, ("-", "--"), strict=True):
-                y = [100 * p[measure] for p in run.points]
+                y = [100 * p[measure] for p in drawn]
                 dots = "o" if len(x) <= 30 else ""
                 whose = run.method if alone else run.label
                 label = f"{whose}, {measure}".replace("$", r"\$")
@@ -108,7 +116,7 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
 def _unit(runs: Sequence[Run], axis: str) -> tuple[float, str]:
     if axis != "train_seconds":
         return 1.0, ""
-    longest = max((p[axis] for r in runs for p in r.points), default=0.0)
+    longest = max((p[axis] for r in runs for p in points(r, axis)), default=0.0)
     if longest < 300:
         return 1.0, ", s"
     return (60.0, ", min") if longest < 3 * 3600 else (3600.0, ", h")

@@ -16,11 +16,12 @@ class Score(NamedTuple):
     interval: Interval
     kind: Hashable
     words: str  # "of 200 test images withstand pgd-20"
+    warnings: tuple[str, ...] = ()  # codes
 
 
 def headline(runs: Sequence[Run]) -> list[str]:
     """A few sentences."""
-    finished = [r for r in runs if r.result or r.evaluations] or [r for r in runs if r.points]
+    finished = [r for r in runs if r.result] or [r for r in runs if r.points]
     if not finished:
         return ["No run has finished an epoch yet."]
     scores = comparable(finished)
@@ -30,7 +31,10 @@ def headline(runs: Sequence[Run]) -> list[str]:
             "These runs were measured with different attacks, radii or images, so their robust "
             "accuracies do not compare. `yopo eval` can measure them alike."
         ]
-    sentences += ratios(finished, scores)
+    codes = sorted({code for score in scores.values() for code in score.warnings})
+    if codes:
+        sentences.append(f"Warnings of these evaluations: {', '.join(codes)}; see the cards.")
+    sentences += _stronger(finished, scores) + ratios(finished, scores)
     left_out = [r.label for r in runs if r not in finished]
     if left_out:
         sentences.append(f"Not finished, and not counted here: {', '.join(left_out)}.")
@@ -38,13 +42,31 @@ def headline(runs: Sequence[Run]) -> list[str]:
 
 
 def comparable(runs: Sequence[Run]) -> dict[Run, Score]:
-    """The first measure that all runs have, of one kind; else nothing."""
-    measures: tuple[Callable[[Run], Score | None], ...] = (_worst, _test, _held_out)
+    """The lowest worst case that all runs have of one kind, else their own PGD; else nothing."""
+    worst = {run: {score.kind: score for score in _worst(run)} for run in runs}
+    shared = set.intersection(*(set(found) for found in worst.values()))
+    if shared:
+        lowest = min(shared, key=lambda kind: mean(found[kind].share for found in worst.values()))
+        return {run: found[lowest] for run, found in worst.items()}
+    measures: tuple[Callable[[Run], Score | None], ...] = (_test, _held_out)
     for measure in measures:
         scores = {r: score for r in runs if (score := measure(r))}
         if len(scores) == len(runs) and len({s.kind for s in scores.values()}) == 1:
             return scores
     return {}
+
+
+def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
+    """What AutoAttack leaves, where the comparison is without it."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for e in run.evaluations.values():
+            score = scores.get(run)
+            if "autoattack" in e["attacks"] and not (score and "autoattack" in score.words):
+                how = f"{e['about']['images']:,} images, {run.weights(e)} weights"
+                share = 100 * e["attacks"]["autoattack"]["accuracy"]
+                found.setdefault(how, []).append(f"{run.label} {share:.2f}%")
+    return [f"AutoAttack leaves {', '.join(names)} ({how})." for how, names in found.items()]
 
 
 def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
@@ -61,7 +83,7 @@ def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
 
 def timed(runs: Sequence[Run]) -> list[Run]:
     """Those that are finished and had the GPU for themselves."""
-    return [r for r in runs if r.result and r.result.get("timed", True)]
+    return [r for r in runs if r.result and not r.shared]
 
 
 def _task(run: Run) -> list[str]:
@@ -73,14 +95,14 @@ def _task(run: Run) -> list[str]:
 def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
     """What each fast method's training cost, in parts of its rival's."""
     sentences = []
-    groups = [group for part in seeds(runs) if (group := timed(part))]
-    for group in groups:
-        rivals = baseline(group[0], runs)
+    groups = [part for part in seeds(runs) if timed(part)]
+    for part in groups:
+        group, rivals = timed(part), baseline(part[0], runs)
         if not rivals:
             continue
         other = rivals[0].method
-        alone = sum(g[0].method == group[0].method for g in groups) == 1
-        name = group[0].method if alone else _name(group)
+        alone = sum(g[0].method == part[0].method for g in groups) == 1
+        name = part[0].method if alone else _name(part)
         if not same_hardware([*group, *rivals]):
             sentences.append(
                 f"{name} and {other} were trained on different hardware: no time ratio."
@@ -90,15 +112,20 @@ def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
         cost = _mean(group, "propagations") / _mean(rivals, "propagations")
         many = len(group) > 1 or len(rivals) > 1
         text = (
-            f"{name} trained in {ours / theirs:.2f} of {other}'s time ({duration(ours)} against "
-            f"{duration(theirs)}{', means over runs' if many else ''}), with {cost:.2f} of its "
-            "propagations"
+            f"{name} trained in {ours / theirs:.2f} of {other}'s time ({duration(ours)} for "
+            f"{_epochs(group)} against {duration(theirs)} for {_epochs(rivals)}"
+            f"{', means over runs' if many else ''}), with {cost:.2f} of its propagations"
         )
-        if all(r in scores for r in (*group, *rivals)):
-            points = [100 * mean(scores[r].share for r in part) for part in (group, rivals)]
+        others = [r for r in runs if r.method == other and _task(r) == _task(part[0])]
+        if all(r in scores for r in (*part, *others)):  # those that shared a GPU too
+            points = [100 * mean(scores[r].share for r in who) for who in (part, others)]
             text += f"; its robust accuracy is {points[0]:.2f}%, {other}'s {points[1]:.2f}%"
         sentences.append(text + ".")
     return sentences
+
+
+def _epochs(runs: Sequence[Run]) -> str:
+    return f"{' or '.join(map(str, sorted({r.config['epochs'] for r in runs})))} epochs"
 
 
 def same_hardware(runs: Sequence[Run]) -> bool:
@@ -113,7 +140,7 @@ def _mean(runs: Sequence[Run], what: str) -> float:
 def _most_robust(scores: dict[Run, Score]) -> str:
     found = [_together(group, scores) for group in seeds(list(scores))]
     order = sorted(found, key=lambda pair: -pair[1].share)
-    name, (share, interval, _, words) = order[0]
+    name, (share, interval, _, words, _) = order[0]
     text = f"{percent(share, interval)} {words}"
     if len(order) == 1:
         return f"{name}: {text}."
@@ -142,17 +169,26 @@ def _name(group: list[Run]) -> str:
     return several if len(group) > 1 else group[0].label
 
 
-def _worst(run: Run) -> Score | None:
-    found = next(iter(run.evaluations.values()), None)
-    if not found:
-        return None
-    about, attacks = found["about"], [a for a in found["attacks"] if a != "clean"]
-    if not attacks:
-        return None
-    kind = tuple(about[k] for k in ("data", "images", "threat")), frozenset(attacks)
-    under = attacks[0] if len(attacks) == 1 else f"all of {', '.join(attacks)}"
-    words = f"of {about['images']:,} test images withstand {under} ({about['threat']})"
-    return Score(found["worst"]["accuracy"], tuple(found["worst"]["interval"]), kind, words)
+def _worst(run: Run) -> list[Score]:
+    """The worst case of each evaluation."""
+    scores = []
+    for e in run.evaluations.values():
+        about, worst = e["about"], e["worst"]
+        attacks = {name: a["settings"] for name, a in e["attacks"].items() if name != "clean"}
+        if not attacks:
+            continue
+        weights = run.weights(e)
+        kind = (
+            *(about[k] for k in ("data", "images", "threat")),
+            weights,
+            frozenset(attacks.items()),
+        )
+        under = next(iter(attacks)) if len(attacks) == 1 else f"all of {', '.join(attacks)}"
+        words = f"of {about['images']:,} test images withstand {under} ({about['threat']}, "
+        words += f"{weights} weights)"
+        codes = tuple(w["code"] for w in e["warnings"])
+        scores.append(Score(worst["accuracy"], tuple(worst["interval"]), kind, words, codes))
+    return scores
 
 
 def _test(run: Run) -> Score | None:
@@ -161,7 +197,7 @@ def _test(run: Run) -> Score | None:
     best, n = run.result.get("best", run.result["last"]), run.result["test_images"]
     attack = next(name for name in best if name != "clean")
     kind = ("test", _setting(run), attack, n)
-    words = f"of {n:,} test images withstand {attack}"
+    words = f"of {n:,} test images withstand {attack} (best weights)"
     return Score(best[attack], wilson(round(best[attack] * n), n), kind, words)
 
 

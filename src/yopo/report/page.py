@@ -15,7 +15,6 @@ from yopo.report.paper import paper_html
 from yopo.report.pictures import Strip, strip_html
 from yopo.report.records import Run
 from yopo.report.tables import Cell, share, table
-from yopo.run_folder import BEST, LAST
 
 # The policy lets nothing be fetched, whatever stands in the records.
 PAGE = """<!doctype html>
@@ -64,7 +63,8 @@ def runs_table(runs: Sequence[Run]) -> str:
         seconds, cost = run.spent("train_seconds"), run.spent("propagations")
         done = run.lines[-1]["epoch"] if run.lines else 0
         cells: list[Cell] = [(run.name, run.method)]
-        cells += ["–" if seconds is None else duration(seconds)]
+        spent = "–" if seconds is None else duration(seconds)
+        cells += [(spent, "shared a GPU") if run.shared else spent]
         cells += ["–" if cost is None else f"{cost:.0f}"]
         cells += [f"{done}" if run.result else f"{done} of {run.config['epochs']}"]
         cells += [str(result.get("best_epoch", "–"))]
@@ -73,7 +73,8 @@ def runs_table(runs: Sequence[Run]) -> str:
     text = (
         "Training: time spent processing batches, nothing else. Propagations: full forward and "
         "backward passes per training image; a pass without weight gradients counts ⅔. Accuracies: "
-        "test set, with the weights of the best held-out robust accuracy and with the last ones."
+        "test set, with the weights of the best held-out robust accuracy and with the last ones; "
+        "PGD's steps are 2.5·eps/r, where an evaluation below may take others."
     )
     table_heads = [*heads, *(f"{attack}, {which}" for attack, which in pairs)]
     return table("runs", table_heads, rows) + f'<p class="small">{text}</p>'
@@ -89,7 +90,7 @@ def attacks_table(runs: Sequence[Run]) -> str:
     rows = []
     for run, e in found:
         about = e["about"]
-        cells: list[Cell] = [(run.name, run.method), weights(e), f"{about['images']:,}"]
+        cells: list[Cell] = [(run.name, run.method), run.weights(e), f"{about['images']:,}"]
         cells += [about["threat"], *(_share(e["attacks"].get(attack)) for attack in attacks)]
         rows.append([*cells, _share(e["worst"]) if {*e["attacks"]} - {"clean"} else "–"])
     text = (
@@ -101,12 +102,6 @@ def attacks_table(runs: Sequence[Run]) -> str:
 
 def _share(found: Mapping[str, Any] | None) -> Cell:
     return "–" if found is None else share(found["accuracy"], found["interval"])
-
-
-def weights(evaluation: Mapping[str, Any]) -> str:
-    """Which of a run's weights were evaluated: best, last, or a file's name."""
-    file = str(evaluation["about"]["weights"])
-    return {BEST: "best", LAST: "last"}.get(file, file)
 
 
 def _charts(runs: Sequence[Run]) -> str:
@@ -134,6 +129,8 @@ def _charts(runs: Sequence[Run]) -> str:
         f"{' or '.join(f'pgd-{s}' for s in steps)}. Point at a curve, or move to a chart with Tab "
         "and use the arrow keys, to see the epoch; the buttons show and hide curves."
     )
+    if any(run.shared for run in runs):
+        text += " Runs that shared a GPU are not drawn against time."
     return (
         "<h2>Accuracy against time and propagations</h2>"
         f'<div class="legend" role="group" aria-label="curves">{"".join(buttons)}</div>'

@@ -7,10 +7,11 @@ from math import isclose
 from statistics import mean
 from typing import Any
 
+from yopo.evaluation.result import Interval, wilson
 from yopo.paper import paper
 from yopo.report.headline import baseline, same_hardware, timed
 from yopo.report.records import Run, seeds
-from yopo.report.tables import Cell, share, table
+from yopo.report.tables import Cell, table
 
 TABLES = ("table1", "table2", "table3", "table4")
 
@@ -61,12 +62,33 @@ def _label(group: Sequence[Run]) -> Cell:
 
 
 def _ours(group: Sequence[Run], attack: str) -> Cell:
-    """The accuracy with its interval; of several seeds the mean, the lowest and the highest."""
-    found = [a for run in group if (a := run.accuracy(attack))]
-    if not found:
+    """The accuracy with its interval; of several seeds the mean, the lowest and the highest.
+
+    Evaluations of one kind, that of the most seeds; without any, what the runs measured themselves.
+    """
+    kinds: dict[tuple[Any, ...], list[tuple[float, Interval]]] = {}
+    for run in group:
+        for e in run.evaluations.values():
+            if a := e["attacks"].get(attack):
+                kind = run.weights(e), e["about"]["images"], a["settings"]
+                kinds.setdefault(kind, []).append((a["accuracy"], tuple(a["interval"])))
+    if not kinds:
+        for run in group:
+            own = (run.result or {}).get("best", {}).get(attack)
+            if run.result and own is not None:
+                n = run.result["test_images"]
+                interval = wilson(round(own * n), n)
+                kinds.setdefault(("best", n, "own"), []).append((own, interval))
+    if not kinds:
         return "–"
+    (weights, images, _), found = max(kinds.items(), key=lambda pair: (len(pair[1]), pair[0][1]))
     shares = [a[0] for a in found]
-    return share(mean(shares), found[0][1] if len(found) == 1 else (min(shares), max(shares)))
+    spread = found[0][1] if len(found) == 1 else (min(shares), max(shares))
+    words = [f"{100 * spread[0]:.1f}–{100 * spread[1]:.1f}", f"{weights} weights"]
+    words += [f"{len(found)} of {len(group)} seeds"] if len(found) < len(group) else []
+    if any(run.result and run.result["test_images"] != images for run in group):
+        words.append(f"{images:,} images")
+    return f"{100 * mean(shares):.2f}%", ", ".join(words)
 
 
 def _ratio(group: Sequence[Run], runs: Sequence[Run]) -> str:

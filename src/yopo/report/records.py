@@ -8,9 +8,12 @@ from typing import Any
 
 import yaml
 
-from yopo.evaluation.result import Interval, wilson
+from yopo.config import validate
+from yopo.run_folder import BEST, LAST
 
 EVALUATIONS = ("eval.json", "model.eval.json", "model-last.eval.json")
+# Settings that say nothing about what is trained.
+FREE = ("seed", "evaluate", "checkpoint", "diagnose", "engine", "notes")
 LABELS = {"natural": "Natural", "fast": "FGSM-RS", "nfgsm": "N-FGSM", "free": "Free"}
 
 
@@ -55,23 +58,22 @@ class Run:
         return last.get(what)
 
     @property
+    def shared(self) -> bool:
+        """Trained beside other runs on its GPU, so that its times say nothing."""
+        return not (self.result or {}).get("timed", True)
+
+    @property
     def environment(self) -> dict[str, Any]:
         """Where it was trained, if the run says so."""
         found: dict[str, Any] = (self.result or {}).get("environment", {})
         return found
 
-    def accuracy(self, attack: str) -> tuple[float, Interval, int] | None:
-        """Test accuracy, its interval and the number of images: an evaluation's, else the run's."""
-        for found in self.evaluations.values():
-            if attack in found["attacks"]:
-                a = found["attacks"][attack]
-                return a["accuracy"], tuple(a["interval"]), found["about"]["images"]
-        if self.result:
-            share = self.result.get("best", self.result["last"]).get(attack)
-            if share is not None:
-                n = self.result["test_images"]
-                return share, wilson(round(share * n), n), n
-        return None
+    def weights(self, evaluation: dict[str, Any]) -> str:
+        """Which of its weights were evaluated: best, last (the best may be the same), or a file."""
+        file = str(evaluation["about"]["weights"])
+        if file == BEST and self.result and self.result["best_epoch"] == self.config["epochs"]:
+            return "last"
+        return {BEST: "best", LAST: "last"}.get(file, file)
 
     @property
     def notes(self) -> list[str]:
@@ -84,7 +86,7 @@ class Run:
                 f"Not finished: {self.lines[-1]['epoch']} of {self.config['epochs']} epochs, "
                 "and no result on the test set."
             )
-        elif not self.result.get("timed", True):
+        elif self.shared:
             notes.append("Shared a GPU with other runs; time does not count.")
         for line in self.lines:
             if "collapse" in line:
@@ -107,13 +109,22 @@ def seeds(runs: Sequence[Run]) -> list[list[Run]]:
     """Finished runs that differ in nothing but their seed, together; others by themselves."""
     found: dict[str, list[Run]] = {}
     for run in runs:
-        key = json.dumps(run.config | {"seed": None}, sort_keys=True, default=str)
+        what = {k: v for k, v in _filled(run.config).items() if k not in FREE}
+        key = json.dumps(what, sort_keys=True, default=str)
         found.setdefault(key if run.result else f"{key} {run.folder}", []).append(run)
     alike = []
     for group in found.values():
         distinct = len({run.config.get("seed") for run in group}) == len(group)
         alike += [group] if distinct else [[run] for run in group]
     return alike
+
+
+def _filled(config: dict[str, Any]) -> dict[str, Any]:
+    """With the settings that an older file leaves out."""
+    try:
+        return validate(config).tree()
+    except ValueError:  # of another version
+        return config
 
 
 def _names(folders: list[Path]) -> list[str]:
