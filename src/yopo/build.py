@@ -76,7 +76,8 @@ def build_model(config: ModelConfig, x_train: Tensor, classes: int) -> nn.Module
     _, channels, height, width = x_train.shape
     if config.name == "smallcnn" and height != width and "size" not in config.options:
         raise ValueError(
-            f"smallcnn is for square images, got {height}x{width}; give data.size, or another model"
+            f"smallcnn is for square images, got {height}x{width}; "
+            "give another model, or for image folders data.size"
         )
     net = _network(config, classes, channels, width)
     if not config.normalize:
@@ -127,6 +128,11 @@ def _own(config: ModelConfig, classes: int) -> nn.Module:
             f"model.name {config.name!r} does not import: {error}; "
             f"expected a file {module}.py in this folder with a function {function}"
         ) from None
+    if not callable(build):
+        raise ValueError(
+            f"expected {config.name} to be a function that returns a torch.nn.Module, "
+            f"got {type(build).__name__}"
+        )
     options = dict(config.options)
     if "classes" in inspect.signature(build).parameters:
         options.setdefault("classes", classes)

@@ -1,5 +1,7 @@
 """Refuse bad input with a sentence that names the fix, before anything is changed."""
 
+from numbers import Integral
+
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +18,8 @@ def check_trainable(model: nn.Module) -> None:
 
 def check_at_least(name: str, value: int, least: int) -> None:
     """A count such as m, n or steps is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    given: object = value  # NumPy has whole numbers of its own
+    if isinstance(given, bool) or not isinstance(given, Integral) or value < least:
         raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
 
 
@@ -51,8 +54,11 @@ def check_images(x: Tensor, model: nn.Module) -> None:
         raise ValueError("expected finite images, got NaN or infinite values; clean the data first")
     raise ValueError(
         f"expected images in [0, 1], got values from {low:.4g} to {high:.4g}; "
-        "put the normalisation inside the model (yopo.Normalize)"
+        + ("use x / 255" if low >= 0 and 8 < high <= 255 else _INSIDE)
     )
+
+
+_INSIDE = "put the normalisation inside the model (yopo.Normalize)"
 
 
 def check_targets(y: Tensor, x: Tensor, classes: int | None) -> None:
@@ -66,6 +72,8 @@ def check_targets(y: Tensor, x: Tensor, classes: int | None) -> None:
             f"expected one target per image, got targets of shape {tuple(y.shape)} "
             f"for {len(x)} images"
         )
+    if classes is not None:
+        _check_kind(y, classes)
     low, high = torch.stack(torch.aminmax(y)).tolist()
     if y.is_floating_point():
         if not (abs(low) < float("inf") and abs(high) < float("inf")):
@@ -75,6 +83,24 @@ def check_targets(y: Tensor, x: Tensor, classes: int | None) -> None:
             f"expected labels from 0 to {classes - 1} for a model with {classes} outputs, "
             f"got labels from {low} to {high}; renumber the labels or widen the last layer"
         )
+
+
+def _check_kind(y: Tensor, classes: int) -> None:
+    """Class indices (B,), or rows (B, classes) of floating-point numbers."""
+    soft = y.is_floating_point()
+    if y.dim() == (2 if soft else 1) and (not soft or y.shape[1] == classes):
+        return
+    fix = "check the targets"
+    if y.dim() == 2 and y.shape[1] == 1:
+        fix = "use y.squeeze(1).long()"
+    elif soft and y.dim() == 1:
+        fix = "use y.long()"
+    elif not soft and y.dim() == 2 and y.shape[1] == classes:
+        fix = "use y.argmax(1) for class indices, or y.float() for soft targets"
+    raise ValueError(
+        f"expected class indices (B,), or soft targets (B, {classes}) of floating point, "
+        f"got {tuple(y.shape)} of {y.dtype}; {fix}"
+    )
 
 
 def check_eta(eta: Tensor, x: Tensor) -> None:

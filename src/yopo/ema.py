@@ -16,10 +16,13 @@ class EMA:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.model = copy.deepcopy(model).requires_grad_(False)
+        self._of = model
         self._pairs = list(zip(_floats(self.model), _floats(model), strict=True))
 
     def update(self, step: int) -> None:
         """Move towards the network after its step number `step` (from 0)."""
+        # Anew, since model.to(...) gives it other tensors.
+        self._pairs = list(zip(_floats(self.model), _floats(self._of), strict=True))
         self.move(self.weight(step))
 
     def weight(self, step: int) -> float:

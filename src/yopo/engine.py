@@ -38,7 +38,8 @@ class Engine:
 
     Every batch should have the shape of the first; others run plainly. Only the first batch is
     checked, so that no step waits for the device. The next step overwrites the tensors in the
-    answer. Schedulers work as usual. say: gets the line that says what could not be made fast.
+    answer. Schedulers work as usual; a radius that grows is `step(..., part=)`.
+    say: gets the line that says what could not be made fast.
     """
 
     def __init__(
@@ -96,9 +97,11 @@ class Engine:
         if self._shape is None:
             self.prepare(x, y)
         x, y = x.detach(), y if y.is_floating_point() else y.long()
+        self._check_unchanged()
         with self._here():
             self._set_numbers(part, updates)
-            if x.shape != self._shape or self._changed():
+            targets = y.shape, y.dtype
+            if x.shape != self._shape or targets != self._targets or self._changed():
                 return self._work(self._plain, x, y)
             if self._graph is None:
                 return self._work(self._fast, x, y)
@@ -108,6 +111,17 @@ class Engine:
             self._y.copy_(y, non_blocking=True)
             self._graph.replay()
             return self._out
+
+    def _check_unchanged(self) -> None:
+        """The method's parts are those that the fast path was made from."""
+        threat, loss = self._made_for
+        if getattr(self.method, "threat", None) is not threat or self.method.loss is not loss:
+            raise ValueError(
+                "the method's threat or loss was exchanged after the first step; make a new "
+                "Engine, or let the radius grow with step(..., part=)"
+            )
+        if len(self._groups) != len(self._rates):
+            raise ValueError("the optimizer has other parameter groups now; make a new Engine")
 
     def _here(self) -> AbstractContextManager[object]:
         """The network's device as the current one: streams and kernels are those of the latter."""
@@ -149,11 +163,11 @@ class Engine:
             self._threat.step.fill_(part * self._full.step)
         if self.ema:
             self._ema_weight.fill_(self.ema.weight(updates))
-        for group, rate in zip(self._groups, self._rates, strict=True):
-            if group["lr"] is not rate:  # set anew since the last step
-                rate.fill_(group["lr"])
-                group["lr"] = rate
-
+        if self.device.type == "cuda":
+            for group, rate in zip(self._groups, self._rates, strict=True):
+                if group["lr"] is not rate:  # set anew since the last step
+                    rate.fill_(group["lr"])
+                    group["lr"] = rate
         if isinstance(self.method, Free) and self._eta is not None:
             if self.method.eta is None:  # set anew, as by a checkpoint
                 self._eta.zero_()
@@ -208,7 +222,8 @@ class Engine:
 
     def _prepare(self, x: Tensor, y: Tensor) -> None:
         self.method.prepare(x, y)
-        self._shape = x.shape
+        self._shape, self._targets = x.shape, (y.shape, y.dtype)
+        self._made_for = getattr(self.method, "threat", None), self.method.loss
         self._watched = list(self.method.model.parameters()), list(self.method.model.modules())
         self._flags = self._read_flags()
         self._eta = self.method.eta if isinstance(self.method, Free) else None

@@ -1,12 +1,13 @@
 """Run the user's model without leaving a trace: no weight gradients, no moved statistics."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils import parametrize
 
 Network = Callable[[Tensor], Tensor]
 RngState = tuple[Tensor, Tensor | None]  # CPU, CUDA
@@ -55,6 +56,22 @@ class _Around(nn.Module):
 
 
 @contextmanager
+def uncached() -> Iterator[None]:
+    """Switch `parametrize.cached()` off in the block: passes here must not share their weights."""
+    enabled = parametrize._cache_enabled
+    parametrize._cache_enabled = 0
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled = enabled
+
+
+def made_of(model: nn.Module) -> tuple[int, ...]:
+    """Tells whether a module was exchanged for another since."""
+    return tuple(map(id, model.modules()))
+
+
+@contextmanager
 def eval_mode(model: nn.Module, enabled: bool = True) -> Iterator[None]:
     """Put every module into eval mode for the block, then give each its own flag back."""
     training = [module for module in model.modules() if module.training] if enabled else []
@@ -99,6 +116,15 @@ def forked_rng(x: Tensor, state: RngState | None = None) -> Iterator[None]:
 def rng_state(x: Tensor) -> RngState:
     """The state of the random streams that a forward pass at x may draw from."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(x.device) if x.is_cuda else None
+
+
+def eager(model: nn.Module) -> AbstractContextManager[object]:
+    """Run what was compiled inside this network as it was written, where hooks are heard."""
+    as_written: AbstractContextManager[object] = nullcontext()
+    stance = getattr(torch.compiler, "set_stance", None)  # not before torch 2.6
+    if stance and any(hasattr(module, "_orig_mod") for module in model.modules()):
+        as_written = stance("force_eager")
+    return as_written
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

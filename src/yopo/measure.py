@@ -1,7 +1,9 @@
 """What a run measures on images it does not train on: accuracy, and the drift of co-states."""
 
 import hashlib
+import random
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,13 @@ from yopo.evaluation.suite import run as attack_all
 def mix(*parts: object) -> int:
     """A seed made from any values, the same on every machine."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7], "big")
+
+
+def seed_all(seed: int) -> None:
+    """Every global stream that a model may draw from: torch's, Python's and NumPy's."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def commonest(y: Tensor) -> float:

@@ -12,6 +12,8 @@ from yopo.threat import Threat
 
 Objective = Callable[[Tensor], Tensor]  # logits (B, C) -> scalar
 
+NO_WAY_BACK = "the model's output does not depend on its input; nothing to attack"
+
 # Costs in units of one full propagation. A pass has three parts of about equal work: forward,
 # backward to the activations, backward to the weights.
 FORWARD = 1 / 3
@@ -55,6 +57,8 @@ def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | N
             # weight and keep its cast.
             logits = network(x.clone())
             loss = scalar(objective(_tensor(logits)))
+            if not loss.requires_grad:
+                raise ValueError(NO_WAY_BACK)
             if weights is None:
                 (grad,) = torch.autograd.grad(loss, x)
             else:

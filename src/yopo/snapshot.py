@@ -23,8 +23,10 @@ class Snapshot:
     def take(self) -> dict[str, Tensor]:
         """The tensors as they are now, by name."""
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        tensors |= {f"hidden.{k}": v for k, v in _hidden(self.model).items()}
         if self.ema:
             tensors |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
+            tensors |= {f"ema-hidden.{k}": v for k, v in _hidden(self.ema.model).items()}
         for i, p in enumerate(self._parameters()):
             tensors |= {f"optimizer.{i}.{k}": v for k, v in self._state(p).items()}
         if isinstance(self.method, yopo.Free) and self.method.eta is not None:
@@ -45,6 +47,11 @@ class Snapshot:
         self.model.load_state_dict(part("model."))
         if self.ema:
             self.ema.model.load_state_dict(part("ema."))
+        followed = [self.model, *([self.ema.model] if self.ema else [])]
+        for prefix, model in zip(("hidden.", "ema-hidden."), followed, strict=False):
+            hidden, buffers = part(prefix), _hidden(model)
+            for name in hidden.keys() & buffers.keys():
+                buffers[name].copy_(hidden[name])
         for i, p in enumerate(self._parameters()):
             saved, there = part(f"optimizer.{i}."), self._state(p)
             for name, tensor in there.items():  # in place: a captured step knows it by its address
@@ -66,3 +73,9 @@ class Snapshot:
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+def _hidden(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that are no part of the state_dict (`persistent=False`)."""
+    shown = model.state_dict()
+    return {k: b for k, b in model.named_buffers() if k not in shown}

@@ -15,8 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from yopo.frozen import Frozen, RngState, forked_rng, rng_state, uncompiled
-from yopo.propagation import FirstLayer, Objective, Propagation, propagate
+from yopo.frozen import (
+    Frozen,
+    RngState,
+    eager,
+    forked_rng,
+    made_of,
+    rng_state,
+    uncompiled,
+)
+from yopo.propagation import NO_WAY_BACK, FirstLayer, Objective, Propagation, propagate
 
 Edge = tuple[Node, int]  # a value in the autograd graph: the node and which of its outputs
 
@@ -45,7 +53,8 @@ class Split:
         self.model = model
         # The modules inside a compiled network can be watched only in the original.
         self._original = uncompiled(model)
-        self._target = None if first_layer is None else _submodule(self._original, first_layer)
+        if first_layer is not None:
+            _submodule(self._original, first_layer)  # refuses a wrong name now
         self._first_layer = first_layer
         self._known = known
         self._cuts: dict[object, Cut] = {}
@@ -55,9 +64,9 @@ class Split:
         if self._known is not None:
             return self._known
         flags = tuple(module.training for module in self._original.modules())
-        key = (x.shape[1:], x.dtype, x.device, flags)
+        key = (x.shape[1:], x.dtype, x.device, flags, made_of(self._original))
         if key not in self._cuts:
-            with forked_rng(x), torch.enable_grad():
+            with forked_rng(x), torch.enable_grad(), eager(self._original):
                 self._cuts[key] = self._study(x)
         return self._cuts[key]
 
@@ -69,7 +78,7 @@ class Split:
         if cut.affine:  # ∂loss/∂x is the inner gradient for every eta: no need of p or f0
             return propagate(f, x, objective, weights=weights)
         rng = rng_state(x) if cut.random else None
-        with _watch_costate(cut.module) as found:
+        with _watch_costate(cut.module) as found, eager(model):
             out = propagate(f, x, objective, weights=weights)
         if len(found) != 1:
             raise ValueError(f"{cut.name!r} was called {len(found)} times in this forward pass")
@@ -91,7 +100,8 @@ class Split:
                     "one with first_layer"
                 )
         else:
-            call = _named_cut(calls, is_cut, self._first_layer, self._target)
+            target = _submodule(self._original, self._first_layer)
+            call = _named_cut(calls, is_cut, self._first_layer, target)
         assert call.edge is not None
         frozen, rng = Frozen(self._original), rng_state(x)
         _F0(call.module, frozen, None)(x)
@@ -107,7 +117,7 @@ class Split:
 def cut_names(model: nn.Module, x: Tensor) -> list[str]:
     """Every place where the network can be cut on inputs like x (B, ...), from the default on."""
     model, x = uncompiled(model), x.detach().clone().requires_grad_()
-    with forked_rng(x), torch.enable_grad():
+    with forked_rng(x), torch.enable_grad(), eager(model):
         calls, is_cut = _record(model, x)
         first = _first_cut(calls, is_cut)
         found = {c.edge: c.name for c in reversed(calls) if is_cut(c)}  # one name for each value
@@ -150,7 +160,7 @@ class _F0:
             raise _ReachedEndOfF0(output)
 
         rng = forked_rng(x, self.rng) if self.rng else nullcontext()
-        with rng, forward_hook(self.module, stop):
+        with rng, forward_hook(self.module, stop), eager(model):
             try:
                 model(x.clone())  # a copy: see propagate
             except _ReachedEndOfF0 as reached:
@@ -230,7 +240,7 @@ def _record(model: nn.Module, x: Tensor) -> tuple[list[_Call], IsCut]:
     if not isinstance(logits, Tensor):
         raise ValueError(f"expected logits from the model, got {type(logits).__name__}")
     if logits.grad_fn is None:
-        raise ValueError("the model's output does not depend on its input; nothing to attack")
+        raise ValueError(NO_WAY_BACK)
     end = (logits.grad_fn, logits.output_nr)
 
     def is_cut(call: _Call) -> bool:
@@ -266,7 +276,7 @@ def _first_cut(calls: list[_Call], is_cut: IsCut) -> _Call | None:
     return next(filter(is_cut, with_parameters), None)
 
 
-def _named_cut(calls: list[_Call], is_cut: IsCut, name: str, target: nn.Module | None) -> _Call:
+def _named_cut(calls: list[_Call], is_cut: IsCut, name: str, target: nn.Module) -> _Call:
     mine = [call for call in calls if call.module is target]
     if len(mine) == 1 and is_cut(mine[0]):
         return mine[0]

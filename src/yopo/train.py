@@ -25,7 +25,7 @@ from yopo.ema import EMA
 from yopo.engine import Engine
 from yopo.evaluation.card import provenance
 from yopo.guard import Health, collapse
-from yopo.measure import accuracies, commonest, drift, mix
+from yopo.measure import accuracies, commonest, drift, mix, seed_all
 from yopo.progress import Progress, StopRequested, Watcher
 from yopo.run_folder import BEST, LAST, RunFolder
 from yopo.schedule import rate
@@ -48,10 +48,16 @@ class Trainer:
         self.stop = False  # set from a signal handler
         self.files = RunFolder(out, watcher, writes=self.rank == 0)
 
-        torch.manual_seed(mix(config.seed, "weights"))
+        seed_all(mix(config.seed, "weights"))
         model = build_model(config.model, data.x_train, len(data.names))
         if config.sync_batchnorm and self.world > 1:
             model = distributed.synchronise_batchnorm(model)
+        for name, value in model.state_dict().items():
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"{name!r} in the model's state_dict is no tensor (get_extra_state), and "
+                    "checkpoints hold tensors alone; leave it out, or make it a buffer"
+                )
         self.model = model.to(device)
         if config.model.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -195,7 +201,7 @@ class Trainer:
 
     def _step(self, x: Tensor, y: Tensor, step: int) -> yopo.Step:
         c, p = self.config, self.progress
-        torch.manual_seed(mix(c.seed, p.epoch, step, self.rank))
+        seed_all(mix(c.seed, p.epoch, step, self.rank))
         epoch = p.epoch + step / len(self.loader)
         lr = p.rate_scale * rate(c, epoch)
         for group in self.optimizer.param_groups:

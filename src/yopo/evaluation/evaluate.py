@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from yopo.checks import check_at_least, check_choice, check_images, check_step, check_targets
 from yopo.evaluation import autoattack
 from yopo.evaluation.card import norm, provenance, settings
-from yopo.evaluation.journal import Journal, digest, weights_digest
+from yopo.evaluation.journal import Journal, digest, told, weights_digest
 from yopo.evaluation.names import Attack, parse_all
 from yopo.evaluation.network import Network, Precision, products
+from yopo.evaluation.probe import answers
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Data, Outcome, Progress, run
 from yopo.evaluation.suspicions import SAMPLE, Suspicion, after, before
@@ -69,8 +70,9 @@ def evaluate(
     sha = weights_digest(model)
     journal = None
     if state is not None:
-        identity = digest(sha, x, y, threat, seed, precision, batch, step)
+        identity = digest(sha, x, y, told(threat), seed, precision, batch, step)
         journal = Journal(Path(state), identity, examples)
+        journal.meet(_answers(model, x, y, precision))
     outcomes = run(
         model,
         x,
@@ -171,6 +173,14 @@ def suspicious(
     probed = net if precision == "bf16" else model
     with products("float32"), torch.autocast(net.device.type, enabled=False):
         return before(probed, data.images(rows), data.labels(rows), threat, step=step, steps=steps)
+
+
+def _answers(model: nn.Module, x: Tensor, y: Tensor, precision: Precision) -> Tensor:
+    """By which to know the network again."""
+    net = Network(model, precision, next(model.parameters(), x).device)
+    data, rows = Data(x, y, net.device, net.dtype), torch.arange(min(len(x), 8))
+    with products("float32"):
+        return answers(net, data.images(rows), data.labels(rows))
 
 
 def _separate(outcomes: Mapping[str, Outcome]) -> dict[str, Tensor]:

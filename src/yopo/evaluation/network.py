@@ -52,6 +52,10 @@ class Network(nn.Module):
                     logits = self._in_two_graphs(x.to(self.dtype))
             else:
                 logits = self.model(x.to(self.dtype))
+        if differentiated and isinstance(logits, Tensor) and not logits.requires_grad:
+            # A model that leaves autograd has no gradients; attacks stand still, and a warning
+            # says so.
+            logits = logits + 0 * x.flatten(1).sum(1, keepdim=True)
         return logits.to(self.dtype) if isinstance(logits, Tensor) else logits
 
     def _in_two_graphs(self, x: Tensor) -> Tensor:

@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from yopo.checks import check_eta, check_images, check_targets, check_trainable
-from yopo.frozen import Frozen, all_or_nothing, eval_mode, forked_rng, uncompiled
+from yopo.frozen import (
+    Frozen,
+    all_or_nothing,
+    eval_mode,
+    forked_rng,
+    made_of,
+    uncached,
+    uncompiled,
+)
 from yopo.losses import Loss
 from yopo.propagation import Objective
 from yopo.threat import Threat
@@ -32,6 +40,7 @@ class Method(ABC):
         self.model = model
         self.loss: Loss = F.cross_entropy if loss is None else loss
         self._classes: int | None = None
+        self._made_of: tuple[int, ...] = ()
 
     def backward(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Step:
         """Accumulate this method's weight gradient in .grad, as `loss.backward()` does.
@@ -39,22 +48,27 @@ class Method(ABC):
         x: images (B, ...) in [0, 1]. y: class indices (B,), or soft targets (B, C).
         eta: where the perturbation starts; by default each method's own start.
         """
-        self.prepare(x, y)
-        if eta is not None:
-            check_eta(eta, x)
-            eta = eta.detach().to(x.dtype)
-        if not y.is_floating_point():
-            y = y.long()
-        with all_or_nothing(self.model):
-            return self._run(x.detach(), y, eta)
+        with uncached():
+            self.prepare(x, y)
+            if eta is not None:
+                check_eta(eta, x)
+                eta = eta.detach().to(x.dtype)
+            if not y.is_floating_point():
+                y = y.long()
+            with all_or_nothing(self.model):
+                return self._run(x.detach(), y, eta)
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check a batch, and study the network on it if this is the first; trains nothing."""
+        if torch.is_inference_mode_enabled():
+            raise ValueError("training needs gradients; leave torch.inference_mode() first")
         check_images(x, self.model)
-        if self._classes is None:
-            self._classes = count_classes(self.model, x)
+        made_of_now = made_of(self.model)
+        if self._classes is None or self._made_of != made_of_now:
+            self._classes, self._made_of = count_classes(self.model, x), made_of_now
         # With a loss of the user's own, targets may be of its own kind too.
         known = getattr(self.loss, "func", self.loss) is F.cross_entropy
+        known = known and "ignore_index" not in getattr(self.loss, "keywords", {})
         check_targets(y, x, self._classes if known else None)
 
     @abstractmethod

@@ -33,6 +33,9 @@ class Free(AdversarialMethod):
         check_at_least("m", m, 1)
         self.m = m
         self.step = None if step is None else check_step(step)
+        mine = {id(p) for p in model.parameters()}
+        if not any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
+            raise ValueError("the optimizer has none of the model's parameters; give Free its own")
         self.optimizer = optimizer
         self.eta: Tensor | None = None  # carried over, (B, ...)
 

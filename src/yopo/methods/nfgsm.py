@@ -1,6 +1,6 @@
 """N-FGSM (de Jorge et al. 2022): strong noise, one step, and no projection on the ball."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,12 @@ from yopo.losses import Loss
 from yopo.methods.base import AdversarialMethod, Step
 from yopo.propagation import ATTACK_ONLY, FULL, backpropagate, propagate
 from yopo.threat import L2, Linf
+
+
+def _wide(radius: float | Tensor, x: Tensor) -> Any:  # noqa: ANN401
+    """Linf takes a number over 1 for a mistake; here it is none, and a tensor is not looked at."""
+    wide = not isinstance(radius, Tensor) and radius > 1
+    return torch.tensor(radius, dtype=x.dtype, device=x.device) if wide else radius
 
 
 class NFGSM(AdversarialMethod):
@@ -32,6 +38,8 @@ class NFGSM(AdversarialMethod):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(model, threat, loss=loss, generator=generator)
+        if not isinstance(threat, Linf | L2):
+            raise TypeError(f"expected yopo.Linf or yopo.L2, got {type(threat).__name__}")
         self.threat: Linf | L2 = threat
         if not 0 < noise < float("inf"):
             raise ValueError(f"expected noise > 0, got {noise}; for no noise use yopo.Fast")
@@ -44,9 +52,8 @@ class NFGSM(AdversarialMethod):
         objective = self._objective(y)
         kind, eps = type(self.threat), self.threat.eps
         step = self.step or eps
-        noise = kind(self.noise * eps)
-        # Noise and step together never leave this ball, so only the box is left to project on.
-        reach = kind(self.noise * eps + step)
+        # Noise and step together never leave `reach`, so only the box is left to project on.
+        noise, reach = (kind(_wide(r, x)) for r in (self.noise * eps, self.noise * eps + step))
         eta = noise.start(x, self.generator) if eta is None else noise.project(eta, x)
         with eval_mode(self.model, self.attack_mode == "eval"):
             at = propagate(Frozen(self.model), x + eta, objective, weights=None)

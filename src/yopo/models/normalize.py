@@ -25,4 +25,9 @@ class Normalize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x."""
+        if self.mean.dim() and x.dim() != 4:
+            raise ValueError(
+                f"expected images (B, C, H, W) for a mean of each channel, got {tuple(x.shape)}; "
+                "for other inputs give one number"
+            )
         return (x - self.mean) / self.std

@@ -1,0 +1,345 @@
+"""What users' own networks, threats and loops do that ours do not."""
+
+import copy
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
+
+import yopo
+from tests.conftest import Batch, assert_same, convnet, grads
+from tests.runs import Silent, tiny_config, tiny_data
+from yopo import EMA, L2, NFGSM, PGD, TRADES, YOPO, Engine, Free, Linf, Natural, Normalize
+from yopo.progress import StopRequested
+from yopo.train import Trainer
+
+METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
+    "natural": Natural,
+    "pgd": lambda net: PGD(net, Linf(0.1), steps=2),
+    "yopo": lambda net: YOPO(net, Linf(0.1), m=2, n=2),
+    "yopo deep": lambda net: YOPO(net, Linf(0.1), m=2, n=2, first_layer="1"),
+}
+
+
+def sgd(net: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
+    return torch.optim.SGD(net.parameters(), lr)
+
+
+# ---------------------------------------------------------------- networks
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_cached_parametrizations_get_their_gradients(name: str, batch: Batch) -> None:
+    net = convnet()
+    weight_norm(net[0])
+    twin = copy.deepcopy(net)
+    torch.manual_seed(1)
+    METHODS[name](net).backward(*batch)
+    torch.manual_seed(1)
+    with parametrize.cached():
+        METHODS[name](twin).backward(*batch)
+        assert parametrize._cache_enabled
+    assert_same(grads(net), grads(twin))
+    assert grads(net)["0.parametrizations.weight.original1"].norm() > 0
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own making, when it compiles
+@pytest.mark.parametrize("name", METHODS)
+def test_a_part_of_the_network_may_be_compiled(name: str, batch: Batch) -> None:
+    plain = nn.Sequential(Normalize([0.5] * 3, [0.25] * 3), convnet())
+    part = copy.deepcopy(plain)
+    part[1] = torch.compile(part[1], backend="eager")  # type: ignore[assignment]
+    if name == "yopo deep":
+        methods = [YOPO(plain, Linf(0.1), m=2, n=2, first_layer="1.1")]
+        methods.append(YOPO(part, Linf(0.1), m=2, n=2, first_layer="1._orig_mod.1"))
+    else:
+        methods = [METHODS[name](net) for net in (plain, part)]  # type: ignore[misc]
+    part(batch[0])  # compiled before it is studied
+    outs = []
+    for method in methods:
+        torch.manual_seed(1)
+        outs.append(method.backward(*batch))
+    torch.testing.assert_close(outs[0].eta, outs[1].eta)
+    ours = {k.replace("_orig_mod.", ""): v for k, v in grads(part).items()}
+    assert_same(grads(plain), ours)
+
+
+def test_a_layer_may_be_exchanged_between_steps(batch: Batch) -> None:
+    class Squared(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) ** 2
+
+    net = convnet()
+    deep = YOPO(net, Linf(0.1), m=2, n=2, first_layer="1")
+    method = YOPO(net, Linf(0.1), m=2, n=2)
+    for each in (method, deep):
+        each.backward(*batch)
+    first = net[0]
+    net[0] = Squared(first.in_channels, first.out_channels, 3, padding=first.padding)  # type: ignore[arg-type]
+    net[1] = nn.GELU()
+    for old, new in (
+        (method, YOPO(net, Linf(0.1), m=2, n=2)),
+        (deep, YOPO(net, Linf(0.1), m=2, n=2, first_layer="1")),
+    ):
+        outs = []
+        for each in (old, new):
+            torch.manual_seed(1)
+            outs.append(each.backward(*batch).eta)
+        assert torch.equal(*outs)
+    last = net[-1]
+    net[-1] = nn.Linear(last.in_features, 9)  # type: ignore[arg-type]
+    method.backward(batch[0], torch.full_like(batch[1], 8))
+
+
+class Numpy(nn.Module):
+    """Leaves autograd on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(torch.from_numpy(x.detach().numpy()))
+        return out
+
+
+def test_a_network_that_leaves_autograd_is_warned_of(batch: Batch) -> None:
+    model, x = Numpy(), batch[0]
+    y = model(x).argmax(1)
+    attacks = ["pgd-2", "cw-linf-2", "cw", "apgd-ce"]
+    result = yopo.evaluate(model, (x, y), Linf(0.01), attacks)
+    assert "zero-gradients" in [w.code for w in result.warnings]
+    assert result.accuracy["pgd-2"] == 1
+    for method in (PGD(model, Linf(0.1)), TRADES(model, Linf(0.1))):
+        with pytest.raises(ValueError, match="does not depend on its input"):
+            method.backward(x, y)
+
+
+def test_inference_mode_is_refused(batch: Batch) -> None:
+    for build in METHODS.values():
+        with torch.inference_mode(), pytest.raises(ValueError, match=r"leave torch\.inference"):
+            build(convnet()).backward(*batch)
+
+
+def test_a_mean_for_each_channel_is_for_images() -> None:
+    with pytest.raises(ValueError, match="give one number"):
+        Normalize([0.5] * 3, [0.25] * 3)(torch.rand(3, 3, 8))
+    assert Normalize(0.5, 0.25)(torch.rand(3, 3, 8)).shape == (3, 3, 8)
+
+
+# ---------------------------------------------------------------- threats, targets, loops
+
+
+@pytest.mark.parametrize("eps", [0.2, 0.4, 0.7])
+def test_nfgsm_at_any_radius(eps: float, batch: Batch) -> None:
+    """Against its own description: noise in 2·eps, a step of eps, the box."""
+    x, y = batch
+    net = convnet()
+    torch.manual_seed(1)
+    out = NFGSM(net, Linf(eps)).backward(x, y)
+    torch.manual_seed(1)
+    noise = (2 * eps * torch.empty_like(x).uniform_(-1, 1)).clamp(-x, 1 - x).requires_grad_()
+    (grad,) = torch.autograd.grad(F.cross_entropy(net(x + noise), y), noise)
+    torch.testing.assert_close(out.eta, (noise.detach() + eps * grad.sign()).clamp(-x, 1 - x))
+    with pytest.raises(TypeError, match=r"expected yopo\.Linf or yopo\.L2, got Mine"):
+        NFGSM(net, Mine(0.1))  # type: ignore[arg-type]
+
+
+def test_targets_of_the_wrong_kind_name_the_fix(batch: Batch) -> None:
+    x, y = batch
+    net = convnet()
+    classes = net(x).shape[1]
+    hot = F.one_hot(y, classes)
+    for wrong, fix in (
+        (hot, r"y\.argmax\(1\) for class indices, or y\.float\(\)"),
+        (y[:, None], r"y\.squeeze\(1\)"),
+        (y.double(), r"use y\.long\(\)"),
+        (hot.double()[:, 1:], rf"soft targets \(B, {classes}\)"),
+    ):
+        with pytest.raises(ValueError, match=fix):
+            Natural(net).backward(x, wrong)
+    Natural(net).backward(x, hot.double())
+    ignoring = partial(F.cross_entropy, ignore_index=255)
+    Natural(net, loss=ignoring).backward(x, torch.cat([y[:-1], torch.tensor([255])]))
+    with pytest.raises(ValueError, match="use x / 255"):
+        Natural(net).backward(255 * x, y)
+
+
+def test_numpys_numbers_count(batch: Batch) -> None:
+    YOPO(convnet(), Linf(0.1), m=np.int64(2), n=np.int32(1)).backward(*batch)  # type: ignore[arg-type]
+
+
+def test_free_wants_an_optimizer_of_the_same_network() -> None:
+    with pytest.raises(ValueError, match="none of the model's parameters"):
+        Free(convnet(), Linf(0.1), optimizer=sgd(convnet()))
+
+
+def test_ema_follows_a_network_that_was_moved() -> None:
+    net = convnet()
+    ema = EMA(net, 0.5)
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with torch.no_grad():
+        next(net.parameters()).add_(1.0)
+    for step in range(60):
+        ema.update(step)
+    assert_same(dict(ema.model.state_dict()), dict(net.state_dict()), tol=1e-9)
+
+
+# ---------------------------------------------------------------- the engine
+
+
+def test_the_engine_wants_the_method_it_was_made_for(batch: Batch) -> None:
+    def engine() -> tuple[Engine, YOPO]:
+        net = convnet()
+        method = YOPO(net, Linf(0.05), m=2, n=1)
+        made = Engine(method, sgd(net), compile=False)
+        made.step(*batch)
+        return made, method
+
+    made, method = engine()
+    method.threat = Linf(0.1)
+    with pytest.raises(ValueError, match=r"step\(\.\.\., part=\)"):
+        made.step(*batch)
+    made, method = engine()
+    method.loss = partial(F.cross_entropy, label_smoothing=0.1)
+    with pytest.raises(ValueError, match="make a new Engine"):
+        made.step(*batch)
+    made, method = engine()
+    made.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(ValueError, match="other parameter groups"):
+        made.step(*batch)
+
+
+def test_targets_of_another_kind_are_plain_steps(batch: Batch) -> None:
+    x, y = batch
+    net = convnet()
+    twin, soft = copy.deepcopy(net), F.one_hot(y, net(x).shape[1]).double()
+    engine, optimizer = Engine(Natural(net), sgd(net), compile=False), sgd(twin)
+    for target in (y, soft, y):
+        engine.step(x, target)
+        Natural(twin).backward(x, target)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(dict(net.state_dict()), dict(twin.state_dict()))
+
+
+def test_on_a_cpu_rates_stay_numbers(batch: Batch) -> None:
+    net = convnet()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3, foreach=True)
+    Engine(Natural(net), optimizer, compile=False).step(*batch)
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+
+
+# ---------------------------------------------------------------- evaluations that go on
+
+
+class Mine:
+    """A threat without a name for itself."""
+
+    def __init__(self, eps: float) -> None:
+        self.eps, self.step, self._as = eps, eps / 4, Linf(eps)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_as"], name)
+
+
+def test_threats_of_ones_own_are_told_apart(tmp_path: Path, batch: Batch) -> None:
+    net, x = convnet(), batch[0]
+    y = net(x).argmax(1)
+    for eps in (0.001, 0.5):
+        fresh = yopo.evaluate(net, (x, y), Mine(eps), "pgd-5").worst
+        kept = yopo.evaluate(net, (x, y), Mine(eps), "pgd-5", state=tmp_path).worst
+        assert kept == fresh == (1 if eps < 0.01 else kept)
+
+    class Hidden(Mine):
+        def __init__(self, eps: float) -> None:
+            super().__init__(eps)
+            self.secret = object()
+
+    with pytest.raises(ValueError, match="give its class a __repr__"):
+        yopo.evaluate(net, (x, y), Hidden(0.1), "pgd-5", state=tmp_path)
+
+
+def test_another_forward_pass_is_another_network(tmp_path: Path, batch: Batch) -> None:
+    class Rounded(nn.Module):
+        def __init__(self, net: nn.Module, straight: bool) -> None:
+            super().__init__()
+            self.net, self.straight = net, straight
+
+        def forward(self, x: Tensor) -> Tensor:
+            rounded = (x * 255).round() / 255
+            out: Tensor = self.net(x + (rounded - x).detach() if self.straight else rounded)
+            return out
+
+    net, x = convnet(), batch[0]
+    y = net(x).argmax(1)
+    found = [
+        yopo.evaluate(Rounded(net, s), (x, y), L2(1.0), "pgd-5", checks=False, state=tmp_path).worst
+        for s in (False, True)
+    ]
+    assert found[1] < found[0] == 1
+
+
+# ---------------------------------------------------------------- training
+
+
+class Restless(nn.Module):
+    """Draws from Python's and NumPy's streams, and counts in a buffer that is not saved."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(256, 4))
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 0.01
+        noise = 1 + 0.1 * random.random() + 0.1 * np.random.rand()
+        out: Tensor = self.net(x * noise) * (1 + self.seen)
+        return out
+
+
+def test_everything_random_goes_on_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr("yopo.train.build_model", lambda *_: Restless())
+    config = tiny_config({"method": {"first_layer": "net.1"}})
+
+    def trainer(name: str) -> Trainer:
+        return Trainer(config, tiny_data(), tmp_path / name, Silent(), torch.device("cpu"))
+
+    whole = trainer("whole")
+    whole.run()
+    stopped = trainer("stopped")
+    stopped.stop = True
+    with pytest.raises(StopRequested):
+        stopped.run()
+    random.seed(5)
+    again = trainer("stopped")
+    again.resume()
+    again.run()
+    assert_same(dict(again.model.state_dict()), dict(whole.model.state_dict()), tol=0)
+
+
+def test_a_state_that_cannot_be_saved_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Extra(Restless):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"version": 1}
+
+    monkeypatch.setattr("yopo.train.build_model", lambda *_: Extra())
+    with pytest.raises(ValueError, match="get_extra_state"):
+        Trainer(tiny_config(), tiny_data(), tmp_path / "r", Silent(), torch.device("cpu"))
