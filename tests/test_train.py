@@ -419,7 +419,7 @@ def test_one_answer_for_all_images_is_the_least(tmp_path: Path) -> None:
 
 def test_a_first_batch_that_does_not_fit_leaves_the_folder_free(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
-    trainer.method._classes = 2  # fewer outputs than labels
+    trainer.model.fc3 = nn.Linear(8, 2)  # fewer outputs than labels
     with pytest.raises(ValueError, match="expected labels from 0 to 1 for a model with 2 outputs"):
         trainer.run()
     assert not list(tmp_path.iterdir())

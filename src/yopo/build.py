@@ -77,7 +77,7 @@ def build_model(config: ModelConfig, x_train: Tensor, classes: int) -> nn.Module
     if config.name == "smallcnn" and height != width and "size" not in config.options:
         raise ValueError(
             f"smallcnn is for square images, got {height}x{width}; "
-            "give another model, or for image folders data.size"
+            "give data.size for image folders, or another model"
         )
     net = _network(config, classes, channels, width)
     if not config.normalize:
