@@ -26,7 +26,7 @@ from yopo.report import curves
 from yopo.report.headline import headline
 from yopo.report.page import page
 from yopo.report.records import read_runs
-from yopo.run_folder import BEST
+from yopo.run_folder import BEST, LAST
 
 __all__ = ["run"]
 PGD, YOPO, NATURAL = ({"method": m} for m in ({"name": "pgd", "steps": 5}, {}, {"name": "natural"}))
@@ -179,13 +179,27 @@ def test_headline_takes_the_strongest_evaluation_that_all_have(tmp_path: Path) -
     assert "withstand autoattack (L∞, eps = 0.1, best weights)" in both[0]
     assert "Warnings of these evaluations: masked; see the cards." in both
     assert not any("AutoAttack leaves" in sentence for sentence in both)
+    # Weights that are both the best and the last compare with either.
+    result = read(folders[0], "result.json")
+    (folders[0] / "result.json").write_text(json.dumps(result | {"best_epoch": 3}))
+    for file in (BEST, LAST):
+        for folder in folders:
+            found = read(folder, "eval.json")
+            found["about"]["weights"] = file if folder is folders[1] else BEST
+            (folder / "eval.json").write_text(json.dumps(found))
+            (folder / "model-last.eval.json").unlink(missing_ok=True)
+        which = "best" if file == BEST else "last"
+        assert f"eps = 0.1, {which} weights)" in headline(read_runs(folders))[0]
+    (folders[0] / "result.json").write_text(json.dumps(result))
     # Other weights, or other steps of the same attack, do not compare.
+    (folders[1] / "eval.json").write_text(
+        (folders[1] / "eval.json").read_text().replace(LAST, BEST)
+    )
     for part in ("weights", "settings"):
         found = read(folders[0], "eval.json")
         found["about"]["weights"] = "model-last.safetensors" if part == "weights" else BEST
         found["attacks"]["cw"]["settings"] = "20 steps" if part == "weights" else "9 steps"
         (folders[0] / "eval.json").write_text(json.dumps(found))
-        (folders[0] / "model-last.eval.json").unlink(missing_ok=True)
         assert "withstand pgd-3 (best weights)" in headline(read_runs(folders))[0]
 
 

@@ -68,7 +68,7 @@ def summary(runs: "Sequence[Run]") -> Table:
     for run in runs:
         for e in run.evaluations.values():
             about = e["about"]
-            how = f"{run.weights(e)} weights, {about['images']:,} images, {about['threat']}"
+            how = f"{run.weights(e)[0]} weights, {about['images']:,} images, {about['threat']}"
             rows.append((run, how, {k: a["accuracy"] for k, a in e["attacks"].items()}))
         if not run.evaluations:
             # The training's own PGD takes other steps than an evaluation's of the same name.

@@ -63,7 +63,7 @@ def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
         for e in run.evaluations.values():
             score = scores.get(run)
             if "autoattack" in e["attacks"] and not (score and "autoattack" in score.words):
-                how = f"{e['about']['images']:,} images, {run.weights(e)} weights"
+                how = f"{e['about']['images']:,} images, {run.weights(e)[0]} weights"
                 share = 100 * e["attacks"]["autoattack"]["accuracy"]
                 found.setdefault(how, []).append(f"{run.label} {share:.2f}%")
     return [f"AutoAttack leaves {', '.join(names)} ({how})." for how, names in found.items()]
@@ -177,17 +177,14 @@ def _worst(run: Run) -> list[Score]:
         attacks = {name: a["settings"] for name, a in e["attacks"].items() if name != "clean"}
         if not attacks:
             continue
-        weights = run.weights(e)
-        kind = (
-            *(about[k] for k in ("data", "images", "threat")),
-            weights,
-            frozenset(attacks.items()),
-        )
+        facts = *(about[k] for k in ("data", "images", "threat")), frozenset(attacks.items())
         under = next(iter(attacks)) if len(attacks) == 1 else f"all of {', '.join(attacks)}"
         words = f"of {about['images']:,} test images withstand {under} ({about['threat']}, "
-        words += f"{weights} weights)"
-        codes = tuple(w["code"] for w in e["warnings"])
-        scores.append(Score(worst["accuracy"], tuple(worst["interval"]), kind, words, codes))
+        codes, interval = tuple(w["code"] for w in e["warnings"]), tuple(worst["interval"])
+        scores += [
+            Score(worst["accuracy"], interval, (which, *facts), f"{words}{which} weights)", codes)
+            for which in run.weights(e)
+        ]
     return scores
 
 

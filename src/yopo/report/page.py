@@ -90,7 +90,7 @@ def attacks_table(runs: Sequence[Run]) -> str:
     rows = []
     for run, e in found:
         about = e["about"]
-        cells: list[Cell] = [(run.name, run.method), run.weights(e), f"{about['images']:,}"]
+        cells: list[Cell] = [(run.name, run.method), run.weights(e)[0], f"{about['images']:,}"]
         cells += [about["threat"], *(_share(e["attacks"].get(attack)) for attack in attacks)]
         rows.append([*cells, _share(e["worst"]) if {*e["attacks"]} - {"clean"} else "–"])
     text = (

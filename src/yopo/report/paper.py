@@ -69,8 +69,9 @@ def _ours(group: Sequence[Run], attack: str) -> Cell:
     kinds: dict[tuple[Any, ...], list[tuple[float, Interval]]] = {}
     for run in group:
         for e in run.evaluations.values():
-            if a := e["attacks"].get(attack):
-                kind = run.weights(e), e["about"]["images"], a["settings"]
+            for which in run.weights(e) if attack in e["attacks"] else ():
+                a = e["attacks"][attack]
+                kind = which, e["about"]["images"], a["settings"]
                 kinds.setdefault(kind, []).append((a["accuracy"], tuple(a["interval"])))
     if not kinds:
         for run in group:

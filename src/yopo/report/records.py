@@ -68,12 +68,12 @@ class Run:
         found: dict[str, Any] = (self.result or {}).get("environment", {})
         return found
 
-    def weights(self, evaluation: dict[str, Any]) -> str:
-        """Which of its weights were evaluated: best, last (the best may be the same), or a file."""
+    def weights(self, evaluation: dict[str, Any]) -> list[str]:
+        """Which of its weights were evaluated: best, last, both if they are the same, or a file."""
         file = str(evaluation["about"]["weights"])
-        if file == BEST and self.result and self.result["best_epoch"] == self.config["epochs"]:
-            return "last"
-        return {BEST: "best", LAST: "last"}.get(file, file)
+        names = {BEST: ["best", "last"], LAST: ["last", "best"]}.get(file, [file])
+        same = self.result and self.result["best_epoch"] == self.config["epochs"]
+        return names if same else names[:1]
 
     @property
     def notes(self) -> list[str]:
