@@ -109,7 +109,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "bench": ("time a training step", BENCH, bench_options, run_bench),
     "reproduce": (
-        "a table of the paper, ours beside its own",
+        "run a table of the paper; our numbers beside the paper's",
         REPRODUCE,
         reproduce_options,
         run_reproduce,

@@ -18,8 +18,8 @@ BENCH = """examples:
   yopo bench --model wideresnet --methods natural,yopo-5-3-before --batch 128
   yopo bench --model smallcnn --methods yopo-5-10,pgd-40 --json bench.json --picture bench.png
 
-Random images; a step is all of it: attack, propagations, weight update, averaging. `literal` is the
-same algorithm written as the paper's released code runs it."""
+Times whole training steps on random images: attack, propagations, weight update, averaging.
+`literal` is the same algorithm, written as the paper's released code runs it."""
 METHODS = "natural,pgd-10,free-8,nfgsm,trades-10,yopo-5-3-before,yopo-5-3,trades-yopo-3-4"
 
 

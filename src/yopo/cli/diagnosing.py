@@ -101,7 +101,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         mpl.use("Agg")
         import matplotlib.pyplot as plt
     except ImportError:
-        raise ValueError("the picture needs matplotlib: pip install 'yopo-torch[demo]'") from None
+        raise ValueError("the picture needs matplotlib: pip install matplotlib") from None
     depths = found["depths"]
     colours = plt.get_cmap("viridis")(
         [0.9 * i / max(1, len(depths) - 1) for i in range(len(depths))]

@@ -32,8 +32,8 @@ EVAL = """examples:
   yopo eval runs/c10/model.safetensors --attacks autoattack --batch 500 --save-examples
 attacks: clean, pgd-STEPS[-RESTARTS], cw, cw-linf[-STEPS[-RESTARTS]], autoattack, and its stages
 apgd-ce, apgd-t, fab-t, square. Each runs on the images that are classified correctly.
-Writes eval.json and eval.md, the card, into the run folder. If it is interrupted, the same command
-goes on where it was."""
+Writes eval.json (all numbers) and eval.md (the card, a summary) into the run folder. After an
+interruption, the same command continues."""
 
 
 def eval_options(parser: argparse.ArgumentParser) -> None:
@@ -45,15 +45,27 @@ def eval_options(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="folder of a run, or a weights file of one",
     )
-    parser.add_argument("--attacks", default="clean,pgd-20", help="as clean,pgd-20,cw,autoattack")
+    parser.add_argument(
+        "--attacks", default="clean,pgd-20", help="list, see below (default clean,pgd-20)"
+    )
     parser.add_argument("--samples", type=int, help="test images, drawn with --seed; default all")
     parser.add_argument("--batch", type=int, default=250, help="images at a time (default 250)")
     parser.add_argument("--eps", help="radius, as 8/255; by default the one of the training")
-    parser.add_argument("--step", help="of PGD; by default 2.5·eps/steps, in L2 at least eps/4")
+    parser.add_argument(
+        "--step", help="step size of PGD and cw-linf (default 2.5·eps/steps, in L2 at least eps/4)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of random starts (default 0)")
     parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], default="float32")
-    parser.add_argument("--compile", action="store_true", help="pays for AutoAttack on a GPU")
-    parser.add_argument("--weights", choices=["best", "last"], help="of a run (default best)")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the network first; worth it for AutoAttack on a GPU",
+    )
+    parser.add_argument(
+        "--weights",
+        choices=["best", "last"],
+        help="weights of a run folder: best on held-out images (default) or last",
+    )
     parser.add_argument("--save-examples", action="store_true", help="write the images found, too")
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
 

@@ -54,8 +54,14 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
 
 def run_options(parser: argparse.ArgumentParser) -> None:
     """Options of all commands that train."""
-    parser.add_argument("--out", type=Path, help="folder of the run")
-    parser.add_argument("--config", type=Path, help="YAML file with settings, under the flags")
+    parser.add_argument(
+        "--out", type=Path, help="folder of the run (compare: one subfolder for each method)"
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="YAML file with settings; overrides the recipe, flags override it",
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
     parser.add_argument("--track", choices=["tensorboard"], help="write its files into --out too")

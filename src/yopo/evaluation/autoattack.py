@@ -93,7 +93,7 @@ def _package() -> Any:  # noqa: ANN401
     except ImportError:
         raise ImportError(
             "AutoAttack and its stages need the package pyautoattack: "
-            "pip install 'yopo-torch[autoattack]'"
+            "pip install pyautoattack==0.2.0"
         ) from None
     return pyautoattack
 
