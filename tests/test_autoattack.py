@@ -208,7 +208,7 @@ def test_without_the_package_the_fix_is_named(
     monkeypatch: pytest.MonkeyPatch, batch: Batch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyautoattack", None)
-    with pytest.raises(ImportError, match=r"pip install 'yopo-torch\[autoattack\]'"):
+    with pytest.raises(ImportError, match=r"pip install pyautoattack==0\.2\.0"):
         yopo.evaluate(convnet(), batch, Linf(0.1), ["pgd-2", "autoattack"])
 
 
