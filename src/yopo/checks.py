@@ -52,13 +52,10 @@ def check_images(x: Tensor, model: nn.Module) -> None:
         return
     if not (abs(low) < float("inf") and abs(high) < float("inf")):
         raise ValueError("expected finite images, got NaN or infinite values; clean the data first")
-    raise ValueError(
-        f"expected images in [0, 1], got values from {low:.4g} to {high:.4g}; "
-        + ("use x / 255" if low >= 0 and 8 < high <= 255 else _INSIDE)
-    )
-
-
-_INSIDE = "put the normalisation inside the model (yopo.Normalize)"
+    fix = "put the normalisation inside the model (yopo.Normalize)"
+    if low >= 0 and 8 < high <= 255:
+        fix = "use x / 255"
+    raise ValueError(f"expected images in [0, 1], got values from {low:.4g} to {high:.4g}; {fix}")
 
 
 def check_targets(y: Tensor, x: Tensor, classes: int | None) -> None:

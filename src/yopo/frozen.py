@@ -118,11 +118,16 @@ def rng_state(x: Tensor) -> RngState:
     return torch.get_rng_state(), torch.cuda.get_rng_state(x.device) if x.is_cuda else None
 
 
-def eager(model: nn.Module) -> AbstractContextManager[object]:
-    """Run what was compiled inside this network as it was written, where hooks are heard."""
+def has_compiled_parts(model: nn.Module) -> bool:
+    """Whether torch.compile was given some of its modules, inside which no hook is heard."""
+    return any(hasattr(module, "_orig_mod") for module in model.modules())
+
+
+def eager(enabled: bool) -> AbstractContextManager[object]:
+    """Run compiled modules as they were written."""
     as_written: AbstractContextManager[object] = nullcontext()
     stance = getattr(torch.compiler, "set_stance", None)  # not before torch 2.6
-    if stance and any(hasattr(module, "_orig_mod") for module in model.modules()):
+    if enabled and stance:
         as_written = stance("force_eager")
     return as_written
 

@@ -20,6 +20,7 @@ from yopo.frozen import (
     RngState,
     eager,
     forked_rng,
+    has_compiled_parts,
     made_of,
     rng_state,
     uncompiled,
@@ -37,6 +38,7 @@ class Cut:
     module: nn.Module
     affine: bool  # the gradient of p·f0(x + eta) is the same for every eta
     random: bool  # f0 draws random numbers (dropout)
+    compiled_parts: bool = False  # the network has some, which must run eagerly to be watched
 
 
 class Split:
@@ -66,8 +68,9 @@ class Split:
         flags = tuple(module.training for module in self._original.modules())
         key = (x.shape[1:], x.dtype, x.device, flags, made_of(self._original))
         if key not in self._cuts:
-            with forked_rng(x), torch.enable_grad(), eager(self._original):
-                self._cuts[key] = self._study(x)
+            compiled = has_compiled_parts(self._original)
+            with forked_rng(x), torch.enable_grad(), eager(compiled):
+                self._cuts[key] = replace(self._study(x), compiled_parts=compiled)
         return self._cuts[key]
 
     def propagate(self, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:
@@ -78,7 +81,7 @@ class Split:
         if cut.affine:  # ∂loss/∂x is the inner gradient for every eta: no need of p or f0
             return propagate(f, x, objective, weights=weights)
         rng = rng_state(x) if cut.random else None
-        with _watch_costate(cut.module) as found, eager(model):
+        with _watch_costate(cut.module) as found, eager(cut.compiled_parts):
             out = propagate(f, x, objective, weights=weights)
         if len(found) != 1:
             raise ValueError(f"{cut.name!r} was called {len(found)} times in this forward pass")
@@ -86,7 +89,8 @@ class Split:
 
     def f0(self, x: Tensor, rng: RngState | None = None) -> FirstLayer:
         """f0 alone, frozen; with `rng`, every call draws the same random numbers."""
-        return _F0(self.cut(x).module, Frozen(self._original), rng)
+        cut = self.cut(x)
+        return _F0(cut.module, Frozen(self._original), rng, cut.compiled_parts)
 
     def _study(self, x: Tensor) -> Cut:
         x = x.detach().clone().requires_grad_()
@@ -117,7 +121,7 @@ class Split:
 def cut_names(model: nn.Module, x: Tensor) -> list[str]:
     """Every place where the network can be cut on inputs like x (B, ...), from the default on."""
     model, x = uncompiled(model), x.detach().clone().requires_grad_()
-    with forked_rng(x), torch.enable_grad(), eager(model):
+    with forked_rng(x), torch.enable_grad(), eager(has_compiled_parts(model)):
         calls, is_cut = _record(model, x)
         first = _first_cut(calls, is_cut)
         found = {c.edge: c.name for c in reversed(calls) if is_cut(c)}  # one name for each value
@@ -140,6 +144,7 @@ class _F0:
     module: nn.Module
     frozen: Frozen
     rng: RngState | None  # where every call starts drawing from; None: the global stream
+    eager: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.frozen.run(lambda model: self._run(model, x))
@@ -160,7 +165,7 @@ class _F0:
             raise _ReachedEndOfF0(output)
 
         rng = forked_rng(x, self.rng) if self.rng else nullcontext()
-        with rng, forward_hook(self.module, stop), eager(model):
+        with rng, forward_hook(self.module, stop), eager(self.eager):
             try:
                 model(x.clone())  # a copy: see propagate
             except _ReachedEndOfF0 as reached:
