@@ -17,13 +17,15 @@ class EMA:
         self.decay = decay
         self.model = copy.deepcopy(model).requires_grad_(False)
         self._of = model
-        self._pairs = list(zip(_floats(self.model), _floats(model), strict=True))
+        self._pair()
 
     def update(self, step: int) -> None:
         """Move towards the network after its step number `step` (from 0)."""
-        # Anew, since model.to(...) gives it other tensors.
-        self._pairs = list(zip(_floats(self.model), _floats(self._of), strict=True))
+        self._pair()  # anew, since model.to(...) gives it other tensors
         self.move(self.weight(step))
+
+    def _pair(self) -> None:
+        self._pairs = list(zip(_floats(self.model), _floats(self._of), strict=True))
 
     def weight(self, step: int) -> float:
         """How far the average moves: 1 - decay."""

@@ -65,9 +65,9 @@ class Engine:
         self._shape: torch.Size | None = None  # of the batches that the fast path takes
         self._graph: torch.cuda.CUDAGraph | None = None
         # Numbers that change from step to step, where the device reads them.
-        kind = torch.float32 if self.device.type == "cuda" else torch.float64  # fused SGD's
         self._rates = [
-            torch.tensor(float(g["lr"]), dtype=kind, device=self.device) for g in self._groups
+            torch.tensor(float(g["lr"]), dtype=torch.float32, device=self.device)  # fused SGD's
+            for g in self._groups
         ]
         self._ema_weight = torch.ones((), device=self.device)
         self._average: Callable[[Tensor], None] | None = ema.move if ema else None

@@ -6,6 +6,7 @@ step of its attack. Without the clean loss that the released PGD adds. For timin
 """
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -65,8 +66,12 @@ def literal(
             optimizer.step()
             optimizer.zero_grad()
 
+    @cache
+    def parts() -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        return _parts(model, first_layer)
+
     def inner(x: Tensor, eta: Tensor, p: Tensor) -> Tensor:
-        f0, _ = _parts(model, first_layer)
+        f0, _ = parts()
         for _ in range(counts[1]):
             eta.requires_grad_()
             (grad,) = torch.autograd.grad((p * f0(x + eta)).sum(), eta)
@@ -75,7 +80,7 @@ def literal(
 
     def costate(x: Tensor, y: Tensor, eta: Tensor) -> Tensor:
         """p; the pass adds weight gradients on its way."""
-        f0, g = _parts(model, first_layer)
+        f0, g = parts()
         h = f0(x + eta)
         h.retain_grad()
         F.cross_entropy(g(h), y).backward()
@@ -90,7 +95,7 @@ def literal(
         optimizer.zero_grad()
 
     def yopo(x: Tensor, y: Tensor) -> None:
-        f0, g = _parts(model, first_layer)
+        f0, g = parts()
         eta = start(x)
         h = f0(x + eta)
         (p,) = torch.autograd.grad(F.cross_entropy(g(h), y), h)
@@ -121,7 +126,7 @@ def literal(
 
     def trades_yopo(x: Tensor, y: Tensor) -> None:
         model.eval()
-        f0, g = _parts(model, first_layer)
+        f0, g = parts()
         eta, clean = near(x), model(x).detach()
         for _ in range(counts[0]):
             h = f0(x + eta)

@@ -19,7 +19,7 @@ BENCH = """examples:
   yopo bench --model smallcnn --methods yopo-5-10,pgd-40 --json bench.json --picture bench.png
 
 Times whole training steps on random images: attack, propagations, weight update, averaging.
-`literal` is the same algorithm, written as the paper's released code runs it."""
+`literal` is the same algorithm written plainly, in the manner of the paper's released code."""
 METHODS = "natural,pgd-10,free-8,nfgsm,trades-10,yopo-5-3-before,yopo-5-3,trades-yopo-3-4"
 
 

@@ -72,9 +72,9 @@ def summary(runs: "Sequence[Run]") -> Table:
             rows.append((run, how, {k: a["accuracy"] for k, a in e["attacks"].items()}))
         if not run.evaluations:
             # The training's own PGD takes other steps than an evaluation's of the same name.
-            own = run.result.get("best", run.result["last"]) if run.result else {}
             others = any(r.evaluations for r in runs)
-            rows.append((run, "", {k: v for k, v in own.items() if k == "clean" or not others}))
+            own = {k: v for k, v in run.own[1].items() if k == "clean" or not others}
+            rows.append((run, "", own))
     ways = list(dict.fromkeys(how for _, how, _ in rows if how))
     attacks = dict.fromkeys(attack for *_, shares in rows for attack in shares)
     caption = "training: time spent processing batches, nothing else"

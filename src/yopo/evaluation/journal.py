@@ -100,9 +100,9 @@ def digest(*values: object) -> str:
 def told(threat: Threat) -> str:
     """The threat in words that no other has; by default Python names an object's address."""
     words = repr(threat)
-    if type(threat).__repr__ is object.__repr__:
-        words = f"{type(threat).__qualname__} {getattr(threat, '__dict__', 'at 0x')}"
-    if "at 0x" in words:
+    if type(threat).__repr__ is object.__repr__ and hasattr(threat, "__dict__"):
+        words = f"{type(threat).__qualname__} {vars(threat)}"
+    if " at 0x" in words:
         raise ValueError(
             f"cannot tell this {type(threat).__name__} from others when an evaluation goes on from "
             "`state`; give its class a __repr__ that names its numbers"

@@ -191,11 +191,11 @@ def _worst(run: Run) -> list[Score]:
 def _test(run: Run) -> Score | None:
     if not run.result:
         return None
-    best, n = run.result.get("best", run.result["last"]), run.result["test_images"]
-    attack = next(name for name in best if name != "clean")
-    kind = ("test", _setting(run), attack, n)
-    words = f"of {n:,} test images withstand {attack} (best weights)"
-    return Score(best[attack], wilson(round(best[attack] * n), n), kind, words)
+    (which, own), n = run.own, run.result["test_images"]
+    attack = next(name for name in own if name != "clean")
+    kind = ("test", _setting(run), attack, n, which)
+    words = f"of {n:,} test images withstand {attack} ({which} weights)"
+    return Score(own[attack], wilson(round(own[attack] * n), n), kind, words)
 
 
 def _held_out(run: Run) -> Score | None:

@@ -75,11 +75,11 @@ def _ours(group: Sequence[Run], attack: str) -> Cell:
                 kinds.setdefault(kind, []).append((a["accuracy"], tuple(a["interval"])))
     if not kinds:
         for run in group:
-            own = (run.result or {}).get("best", {}).get(attack)
-            if run.result and own is not None:
+            which, own = run.own
+            if run.result and attack in own:
                 n = run.result["test_images"]
-                interval = wilson(round(own * n), n)
-                kinds.setdefault(("best", n, "own"), []).append((own, interval))
+                interval = wilson(round(own[attack] * n), n)
+                kinds.setdefault((which, n, "own"), []).append((own[attack], interval))
     if not kinds:
         return "–"
     (weights, images, _), found = max(kinds.items(), key=lambda pair: (len(pair[1]), pair[0][1]))

@@ -58,6 +58,14 @@ class Run:
         return last.get(what)
 
     @property
+    def own(self) -> tuple[str, dict[str, float]]:
+        """What the run itself measured on the test set, with its best weights if it kept some."""
+        for which in ("best", "last"):
+            if self.result and which in self.result:
+                return which, self.result[which]
+        return "last", {}
+
+    @property
     def shared(self) -> bool:
         """Trained beside other runs on its GPU, so that its times say nothing."""
         return not (self.result or {}).get("timed", True)

@@ -12,7 +12,6 @@ from yopo.report.paper import differs
 from yopo.report.records import Run, read_runs
 from yopo.report.tables import Cell
 from yopo.reproduction import QUICK, TABLES, Reproduction, in_bench
-from yopo.run_folder import BEST, LAST
 
 Summary = dict[str, Any]  # what tableN.json holds
 OTHER = "Not the table's setting"
@@ -98,11 +97,8 @@ def _trainer(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _shares(run: Run) -> dict[str, tuple[int, float]]:
     """Images and accuracy for each attack on the run's last weights, over the most images."""
-    last = {LAST}
-    if run.result and run.result["best_epoch"] == run.config["epochs"]:
-        last.add(BEST)  # the same
     found: dict[str, tuple[int, float]] = {}
-    for e in (e for e in run.evaluations.values() if e["about"]["weights"] in last):
+    for e in (e for e in run.evaluations.values() if "last" in run.weights(e)):
         shares = {attack: a["accuracy"] for attack, a in e["attacks"].items()}
         if len(shares) > 2:  # clean is one
             shares[WORST] = e["worst"]["accuracy"]
