@@ -217,10 +217,13 @@ def test_fewer_epochs_are_marked_and_extrapolated(tmp_path: Path) -> None:
     assert cell["method"] == "PGD-10 | 1 seed, 2 of 105 epochs"
     assert "/" not in cell["clean"]  # not beside the paper's
     assert "/" not in cell["pgd-20"]
+    (base["path"] / "eval.json").unlink()  # times alone
+    theirs = paper_table("table3")
+    cell = shown("table3", tmp_path, "PGD-10")
+    assert cell["pgd-20"] == f"– / {theirs['PGD-10']['pgd-20']:.2f}"
     whole = base["seconds"] / 2 * 105
     each, minutes = f"{base['seconds'] / 2:.1f} s an epoch", f"{whole / 60:.1f} min for 105"
     assert cell["training"] == f"{base['seconds']:.1f} s | {each}; {minutes}, extrapolated"
-    theirs = paper_table("table3")
     want = theirs["YOPO-5-3"]["minutes"] / theirs["PGD-10"]["minutes"]
     cell = shown("table3", tmp_path, "YOPO-5-3")
     assert cell["time ratio"] == f"{full['seconds'] / whole:.2f} / {want:.2f} | extrapolated"

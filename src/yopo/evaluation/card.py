@@ -40,7 +40,7 @@ def card(result: Mapping[str, Any]) -> str:
     lines += warnings or ["No warnings from the automatic checks."]
     lines += [
         "",
-        f"Weights {about['weights']} (sha256 {about['weights_sha256'][:16]}…). "
+        f"Weights {about['weights']} (sha256 of its tensors {about['weights_sha256'][:16]}…). "
         f"{about['precision']}, seed {about['seed']}, batches of {about['batch']}. "
         f"{about['packages']}, commit {about['commit'] or 'unknown'}. "
         f"{about['hardware']}. {about['finished']}.",

@@ -172,7 +172,8 @@ def card_html(e: Mapping[str, Any]) -> str:
     )
     what = f"{about['images']:,} images: {about['data']}. {about['threat']}. {about['model']}."
     how = (
-        f"Evaluated: weights {about['weights']} (sha256 {about['weights_sha256'][:16]}…), "
+        f"Evaluated: weights {about['weights']} "
+        f"(sha256 of its tensors {about['weights_sha256'][:16]}…), "
         f"{about['precision']}, seed {about['seed']}, batches of {about['batch']}. "
         f"{about['packages']}, commit {about['commit'] or 'unknown'}. {about['hardware']}. "
         f"{about['finished']}."

@@ -174,7 +174,7 @@ def cells(table: Summary, row: str) -> list[Cell]:
     shown: list[Cell] = [(row, _status(r))]
     for attack in _attacks(table):
         beside = ""
-        if whole and attack in _paper_attacks(table):
+        if attack in _paper_attacks(table) and (whole or attack not in r.get("accuracy", {})):
             beside = f" / {theirs[attack]:.2f}" if theirs else " / –"
         shown.append(_cell(r, attack, beside))
     if not r or "train_seconds" not in r:

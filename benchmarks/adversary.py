@@ -1,0 +1,75 @@
+"""How far the adversaries of TRADES-10 and TRADES-YOPO-m-n get, by step and by propagations.
+
+Usage: python -m benchmarks.adversary WEIGHTS [--images 256] [--root DATA]
+
+WEIGHTS is a run folder or a file of weights in one. All start at the same point of the ball and
+attack in eval mode. One line each: the KL between the predictions on clean and attacked images,
+which is what TRADES' adversary ascends, and the accuracy under attack. The last line ascends the
+cross-entropy instead, as PGD-10 does.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import yopo
+from yopo.cli.saved import find, load_model
+from yopo.data import load
+from yopo.frozen import Frozen
+from yopo.hamiltonian import ascend
+from yopo.methods.trades import consistency_with
+from yopo.propagation import Objective
+from yopo.split import Split
+
+# (m, n, steps in 255ths); m rounds of n = 1 are TRADES-m
+KINDS = ((10, 1, (2.0,)), (3, 4, (1.0, 1.5, 2.0, 3.0)), (5, 2, (2.0,)), (2, 5, (2.0,)))
+
+
+def main() -> None:
+    """Attack with each adversary and print how far it got."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument("--root", type=Path)
+    args = parser.parse_args()
+
+    config, file = find(args.weights, None)
+    data = load(config.data.name, root=args.root)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(config, file, data).eval().to(device)
+    x = data.x_test[: args.images].to(device) / 255
+    y = data.y_test[: args.images].to(device)
+    split, eps = Split(model), config.threat.eps
+    split.cut(x)
+    consistency = consistency_with(Frozen(model), x)
+
+    def line(name: str, eta: Tensor) -> None:
+        with torch.no_grad():
+            logits = model(x + eta)
+        accuracy = (logits.argmax(1) == y).float().mean().item()
+        print(f"{name:34} {consistency(logits).item():8.4f} {100 * accuracy:8.1f}", flush=True)
+
+    def attacked(m: int, n: int, step: float, objective: Objective) -> Tensor:
+        threat, generator = yopo.Linf(eps, step / 255), torch.Generator(device).manual_seed(0)
+        eta = threat.start(x, generator)
+        for _ in range(m):
+            eta = ascend(threat, x, eta, split.propagate(x + eta, objective, weights=None), n)
+        return eta
+
+    print(f"{file.parent.name}/{file.name}, {len(x)} test images, L∞ of {255 * eps:g}/255")
+    print(f"{'adversary':34} {'KL':>8} {'accuracy':>8}")
+    line("none", torch.zeros_like(x))
+    for m, n, steps in KINDS:
+        name = f"TRADES-{m}" if n == 1 else f"TRADES-YOPO-{m}-{n}"
+        for step in steps:
+            line(f"{name}, step {step:g}/255", attacked(m, n, step, consistency))
+    line("PGD-10, step 2/255", attacked(10, 1, 2.0, lambda logits: F.cross_entropy(logits, y)))
+
+
+if __name__ == "__main__":
+    main()
