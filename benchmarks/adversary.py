@@ -4,8 +4,9 @@ Usage: python -m benchmarks.adversary WEIGHTS [--images 256] [--root DATA]
 
 WEIGHTS is a run folder or a file of weights in one. All start at the same point of the ball and
 attack in eval mode. One line each: the KL between the predictions on clean and attacked images,
-which is what TRADES' adversary ascends, and the accuracy under attack. The last line ascends the
-cross-entropy instead, as PGD-10 does.
+which is what TRADES' adversary ascends; the accuracy under attack; and the share of images on which
+the network gets surer of what it said of the clean one. The last line ascends the cross-entropy
+instead, as PGD-10 does.
 """
 
 import argparse
@@ -47,12 +48,17 @@ def main() -> None:
     split, eps = Split(model), config.threat.eps
     split.cut(x)
     consistency = consistency_with(Frozen(model), x)
+    with torch.no_grad():
+        clean = model(x).softmax(1)
 
     def line(name: str, eta: Tensor) -> None:
         with torch.no_grad():
             logits = model(x + eta)
+        said, before = clean.argmax(1, keepdim=True), clean.amax(1)
         accuracy = (logits.argmax(1) == y).float().mean().item()
-        print(f"{name:34} {consistency(logits).item():8.4f} {100 * accuracy:8.1f}", flush=True)
+        surer = (logits.softmax(1).gather(1, said)[:, 0] > before).float().mean().item()
+        kl = consistency(logits).item()
+        print(f"{name:34} {kl:8.4f} {100 * accuracy:8.1f} {100 * surer:8.1f}", flush=True)
 
     def attacked(m: int, n: int, step: float, objective: Objective) -> Tensor:
         threat, generator = yopo.Linf(eps, step / 255), torch.Generator(device).manual_seed(0)
@@ -62,7 +68,7 @@ def main() -> None:
         return eta
 
     print(f"{file.parent.name}/{file.name}, {len(x)} test images, L∞ of {255 * eps:g}/255")
-    print(f"{'adversary':34} {'KL':>8} {'accuracy':>8}")
+    print(f"{'adversary':34} {'KL':>8} {'accuracy':>8} {'surer':>8}")
     line("none", torch.zeros_like(x))
     for m, n, steps in KINDS:
         name = f"TRADES-{m}" if n == 1 else f"TRADES-YOPO-{m}-{n}"
