@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.test_reproduce import put
-from tools.reproduction_page import texts
+from tools.reproduction_page import RECIPES, texts
+from yopo.config import validate
+from yopo.recipes import recipe
+from yopo.report.records import FREE, read_runs
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,6 +32,21 @@ def test_reproduction_is_that_of_the_records() -> None:
     """docs/reproduction.md, the README's headline and tableN.json, made again from the runs."""
     for path, text in texts(ROOT).items():
         assert path.read_text() == text, f"{path}: run python tools/reproduction_page.py"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_our_recipes_were_run_as_they_are(name: str) -> None:
+    (run,) = read_runs([ROOT / RECIPES[name]])
+    was, now = validate(run.config).tree(), validate(recipe(name)).tree()
+    assert {k: v for k, v in was.items() if k not in FREE} == {
+        k: v for k, v in now.items() if k not in FREE
+    }
+    (line,) = [x for x in (ROOT / "README.md").read_text().splitlines() if f"| `{name}` |" in x]
+    assert run.result
+    assert f"| {run.result['train_seconds']:.1f} s |" in line
+    shares = [a["accuracy"] for e in run.evaluations.values() for a in e["attacks"].values()]
+    for share in shares or run.result["last"].values():
+        assert f" {100 * share:.2f} " in line
 
 
 def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Write the tables of docs/reproduction.md and of the README from records/reproduction/.
+"""Write the tables of docs/reproduction.md and of the README from the runs in records/.
 
 Usage: python tools/keep_runs.py runs/table2 records/reproduction
        yopo reproduce figures --show --out records/reproduction
@@ -12,7 +12,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from yopo.evaluation.card import duration
 from yopo.paper import paper
+from yopo.report.records import Run, read_runs
 from yopo.report.reproduced import (
     WORST,
     Summary,
@@ -38,6 +40,10 @@ FIGURES = {
     "MNIST": "records/reproduction/figure3a/accuracy-time.png",
     "CIFAR-10": "records/reproduction/figure3b/accuracy-time.png",
 }
+RECIPES = {
+    "mnist-fast": "records/mnist-h200/fast",
+    "cifar10-fast": "records/cifar10-fast-h200/33-epochs",
+}
 
 
 def texts(root: Path = ROOT) -> dict[Path, str]:
@@ -50,7 +56,8 @@ def texts(root: Path = ROOT) -> dict[Path, str]:
         if any(table["rows"].values()):
             file = root / "records" / "reproduction" / name / f"{name}.json"
             found[file] = json.dumps(table, indent=1, ensure_ascii=False) + "\n"
-    return {page: text, readme: _put(readme.read_text(), "headline", _headline(root)), **found}
+    front = _put(readme.read_text(), "headline", _headline(root))
+    return {page: text, readme: _put(front, "recipes", _recipes(root)), **found}
 
 
 def _summary(root: Path, name: str, rows: Sequence[str] | None = None) -> Summary:
@@ -105,6 +112,40 @@ def _headline(root: Path) -> str:
             alt = f"{data}: held-out accuracy against training time"
             lines = [f"![{alt}]({figure})", "", *lines]
     return "\n".join([*lines, "", *_list(told)])
+
+
+def _recipes(root: Path) -> str:
+    """Our own recipes, a run of each."""
+    names = [name for name, path in RECIPES.items() if (root / path).is_dir()]
+    if not names:
+        return NOT_RUN
+    runs = dict(zip(names, read_runs([root / RECIPES[name] for name in names]), strict=True))
+    rows, told = [], []
+    for name, run in runs.items():
+        shares, how = _attacked(run)
+        attack = next(key for key in shares if key.startswith("pgd"))
+        strongest = f"{100 * shares['autoattack']:.2f}" if "autoattack" in shares else "–"
+        accuracy = [f"{100 * shares['clean']:.2f}", f"{100 * shares[attack]:.2f} ({attack})"]
+        seconds = duration(run.spent("train_seconds") or 0.0)
+        rows.append([f"`{name}`", run.method, *accuracy, strongest, seconds])
+        told.append(f"`{name}`: seed {run.config['seed']}, {run.environment['hardware']}, {how}")
+    lines = _markdown(["recipe", "method", "clean", "PGD", "autoattack", "training"], rows)
+    return "\n".join([*lines, "", *_list(told)])
+
+
+def _attacked(run: Run) -> tuple[dict[str, float], str]:
+    """Accuracies of one set of weights, and how: its cards', else what the run itself measured."""
+    for which in ("last", "best"):
+        cards = [e for e in run.evaluations.values() if which in run.weights(e)]
+        if cards:
+            attacks = {name: a for e in cards for name, a in e["attacks"].items()}
+            how = [f"{name} {a['settings']}" for name, a in attacks.items() if a.get("settings")]
+            codes = dict.fromkeys(w["code"] for e in cards for w in e["warnings"])
+            how += [f"warning {code} (docs/warnings.md)" for code in codes]
+            shares = {name: a["accuracy"] for name, a in attacks.items()}
+            return shares, f"{which} weights; {'; '.join(how)}."
+    shares = (run.result or {})["last"]
+    return shares, "last weights; PGD as `yopo train` measures it, in steps of 2.5·eps/r."
 
 
 def _markdown(names: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
