@@ -54,12 +54,22 @@ def test_rows_were_run_as_their_recipes_are(name: str) -> None:
 def test_our_recipes_were_run_as_they_are(name: str) -> None:
     (run,) = read_runs([ROOT / RECIPES[name]])
     assert trained(run.config) == trained(recipe(name))
-    (line,) = [x for x in (ROOT / "README.md").read_text().splitlines() if f"| `{name}` |" in x]
+    readme = (ROOT / "README.md").read_text()
+    lines = [x for x in readme.splitlines() if f"| `{name}` |" in x]
     assert run.result
-    assert f"| {run.result['train_seconds']:.1f} s |" in line
-    shares = [a["accuracy"] for e in run.evaluations.values() for a in e["attacks"].values()]
-    for share in shares or run.result["last"].values():
-        assert f" {100 * share:.2f} " in line
+    for line, which in zip(lines, ("best", "last"), strict=True):
+        assert f"| {run.result['train_seconds']:.1f} s |" in line
+        for share in run.result[which].values():
+            assert f" {100 * share:.2f} " in line
+    for e in run.evaluations.values():
+        for attack in set(e["attacks"]) - {"clean"}:
+            assert f"{100 * e['attacks'][attack]['accuracy']:.2f}" in readme
+
+
+def test_the_bound_that_autoattack_left_is_the_logs() -> None:
+    log = (ROOT / "records/cifar10-fast-h200/33-epochs/autoattack-broken-off.log").read_text()
+    left = log.splitlines()[-1].split()[2]
+    assert f"with {left} left" in (ROOT / "README.md").read_text()
 
 
 def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None:

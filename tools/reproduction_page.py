@@ -28,6 +28,7 @@ from yopo.report.reproduced import (
 )
 from yopo.report.tables import Cell
 from yopo.reproduction import TABLES
+from yopo.run_folder import BEST, LAST
 
 ROOT = Path(__file__).parents[1]
 NOT_RUN = "Not run yet."
@@ -122,30 +123,31 @@ def _recipes(root: Path) -> str:
     runs = dict(zip(names, read_runs([root / RECIPES[name] for name in names]), strict=True))
     rows, told = [], []
     for name, run in runs.items():
-        shares, how = _attacked(run)
-        attack = next(key for key in shares if key.startswith("pgd"))
-        strongest = f"{100 * shares['autoattack']:.2f}" if "autoattack" in shares else "–"
-        accuracy = [f"{100 * shares['clean']:.2f}", f"{100 * shares[attack]:.2f} ({attack})"]
         seconds = duration(run.spent("train_seconds") or 0.0)
-        rows.append([f"`{name}`", run.method, *accuracy, strongest, seconds])
-        told.append(f"`{name}`: seed {run.config['seed']}, {run.environment['hardware']}, {how}")
-    lines = _markdown(["recipe", "method", "clean", "PGD", "autoattack", "training"], rows)
+        for which, file in (("best", BEST), ("last", LAST)):
+            clean, (attack, share) = _own(run, which)
+            cards = [e for e in run.evaluations.values() if which in run.weights(e)]
+            found = {a: f for e in cards for a, f in e["attacks"].items() if a != "clean"}
+            strongest = found.pop("autoattack", None)
+            last = f"{100 * strongest['accuracy']:.2f}" if strongest else "–"
+            robust = f"{100 * share:.2f} ({attack})"
+            rows.append([f"`{name}`", f"`{file}`", f"{100 * clean:.2f}", robust, last, seconds])
+            told += [
+                f"`{name}`, `{file}`: {100 * f['accuracy']:.2f} under {a} ({f['settings']})."
+                for a, f in found.items()
+            ]
+    where = dict.fromkeys(run.environment["hardware"] for run in runs.values())
+    told.insert(
+        0, f"One seed, {', '.join(where)}; PGD as `yopo train` runs it: steps of 2.5·eps/r."
+    )
+    lines = _markdown(["recipe", "weights", "clean", "PGD", "autoattack", "training"], rows)
     return "\n".join([*lines, "", *_list(told)])
 
 
-def _attacked(run: Run) -> tuple[dict[str, float], str]:
-    """Accuracies of one set of weights, and how: its cards', else what the run itself measured."""
-    for which in ("last", "best"):
-        cards = [e for e in run.evaluations.values() if which in run.weights(e)]
-        if cards:
-            attacks = {name: a for e in cards for name, a in e["attacks"].items()}
-            how = [f"{name} {a['settings']}" for name, a in attacks.items() if a.get("settings")]
-            codes = dict.fromkeys(w["code"] for e in cards for w in e["warnings"])
-            how += [f"warning {code} (docs/warnings.md)" for code in codes]
-            shares = {name: a["accuracy"] for name, a in attacks.items()}
-            return shares, f"{which} weights; {'; '.join(how)}."
-    shares = (run.result or {})["last"]
-    return shares, "last weights; PGD as `yopo train` measures it, in steps of 2.5·eps/r."
+def _own(run: Run, which: str) -> tuple[float, tuple[str, float]]:
+    """Accuracy on clean images and under PGD that the run itself measured."""
+    shares = dict((run.result or {})[which])
+    return shares.pop("clean"), next(iter(shares.items()))
 
 
 def _markdown(names: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
