@@ -285,7 +285,7 @@ def test_paper_beside_ours(tmp_path: Path) -> None:
     seconds = [read(f, "result.json")["train_seconds"] for f in folders]
     assert ours[-1] == f"{seconds[0] / seconds[1]:.2f}"
     assert "Not the table's setting: p (PGD-40) (threat linf of 0.2, not linf" in found.text
-    assert "y (YOPO-5-10) (attacked with L∞, eps = 0.1)" in found.text
+    assert "y (YOPO-5-10) (attacked with L∞, eps = 0.1; 3 epochs, not 55)" in found.text
     timed = Page(page(read_runs(folders), paper="table3")).tables["paper"]
     assert timed[-1][0] == "YOPO-5-3"
     assert timed[-1][timed[0].index("time ratio, paper")] == f"{476 / 2713:.2f}"
@@ -309,18 +309,73 @@ def test_seeds_of_one_setting_are_one_row_with_their_mean(tmp_path: Path) -> Non
     assert "YOPO-5-10 (mean of 3 seeds) is the most robust of 5 runs: 60.00% (47.0–73.0)" in said
     heads, *rows = Page(page(runs, paper="table1")).tables["paper"]
     ours = [row for row in rows if row[0] == "YOPO-5-10"]
-    assert [row[1] for row in ours] == ["3 seeds 3 epochs", "longer (YOPO-5-10) 9 epochs"]
+    assert [row[1] for row in ours] == ["3 seeds 3 epochs", "longer 9 epochs"]
     values = [read(f, "eval.json")["attacks"]["cw"]["accuracy"] for f in folders]
     want = f"{percent(sum(values) / 3)} {100 * min(values):.1f}–{100 * max(values):.1f}"
     want += ", best weights"
     assert ours[0][heads.index("cw, ours")] == want
     seconds = [read(f, "result.json")["train_seconds"] for f in (*folders, pgd)]
     assert ours[0][-1] == f"{sum(seconds[:3]) / 3 / seconds[3]:.2f}"
+    # A second evaluation of one seed does not make it count twice.
+    again = read(folders[0], "eval.json")
+    (folders[0] / "model.eval.json").write_text(json.dumps(again))
+    _, *rows = Page(page(read_runs([*folders, pgd]), paper="table1")).tables["paper"]
+    (row,) = [row for row in rows if row[0] == "YOPO-5-10"]
+    assert row[heads.index("cw, ours")] == want
     (folders[2] / "eval.json").unlink()  # its own PGD does not fill the gap
     heads, *rows = Page(page(read_runs([*folders, pgd]), paper="table1")).tables["paper"]
     cell = rows[-1][heads.index("cw, ours")]
     assert cell.startswith(percent(sum(values[:2]) / 2))
     assert cell.endswith("best weights, 2 of 3 seeds")
+
+
+def test_runs_for_their_time_alone_are_not_put_beside_the_paper(tmp_path: Path) -> None:
+    over: Any = {"method": {"m": 5, "n": 10}, "evaluate": {"steps": 1}}
+    pgd: Any = over | {"method": {"name": "pgd", "steps": 40}}
+    folders = [write_run(tmp_path / "y", over), write_run(tmp_path / "p", pgd)]
+    found = Page(page(read_runs(folders), paper="table1"))
+    heads, *rows = found.tables["paper"]
+    (row,) = [row for row in rows if row[0] == "YOPO-5-10"]
+    assert row[1] == "y 3 epochs"
+    assert row[heads.index("pgd-40, ours")] == row[heads.index("time ratio, ours")] == "–"
+    assert "3 of 55 epochs, for their time alone" in found.text
+    whole = write_run(tmp_path / "whole", {"method": {"name": "pgd", "steps": 40}})
+    assert not any("of PGD-40's time" in s for s in headline(read_runs([folders[0], whole])))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("config.yaml", "method: {name: pgd}", "found no threat, data, model, evaluate, epochs"),
+        ("config.yaml", "method: nameless", "found no method"),
+        ("eval.json", "{}", "expected about, attacks, warnings, worst in"),
+        ("result.json", "[]", "expected last in"),
+        ("metrics.jsonl", "null\n", "expected an epoch in line 1 of"),
+    ],
+)
+def test_broken_files_are_named(tmp_path: Path, file: str, text: str, message: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / file).write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        read_runs([folder])
+    assert file in str(caught.value)
+    (folder / file).write_bytes(b"\xe9")
+    with pytest.raises(ValueError, match=f"{file} is not UTF-8"):
+        read_runs([folder])
+
+
+def test_figures_without_points_are_not_drawn(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name) for name in ("_hidden", "b")]
+    for folder in folders:
+        result = read(folder, "result.json") | {"timed": False}
+        (folder / "result.json").write_text(json.dumps(result))
+    runs = read_runs(folders)
+    assert [p.name for p in curves.save_figures(runs, tmp_path / "f")] == [
+        "accuracy-propagations.png",
+        "accuracy-propagations.svg",
+    ]
+    assert "_hidden" in (tmp_path / "f" / "accuracy-propagations.svg").read_text()
+    assert page(runs).count('<figure class="chart">') == 1
 
 
 def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:

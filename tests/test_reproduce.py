@@ -19,6 +19,8 @@ from yopo.recipes import RECIPES
 from yopo.report.reproduced import cells, heads, notes, summary
 from yopo.reproduction import TABLES
 
+ROOT = Path(__file__).parent.parent
+
 
 def yopo(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
     monkeypatch.setattr(sys, "argv", ["yopo", *map(str, words)])
@@ -89,9 +91,23 @@ def test_a_row_end_to_end_and_not_again(
     (folders[0] / "model-last.eval.json").unlink()
     assert yopo(monkeypatch, *words, "--attacks", "cw", "--samples", "40") == 0
     assert not (folders[0] / "model-last.eval.json").exists()
+    # Nor does an attack of other steps count, and what was attacked is not lost by the next.
+    (folders[0] / "eval.json").unlink()
+    step = ["--weights", "last", "--attacks", "clean,pgd-40,cw", "--samples", "50"]
+    assert yopo(monkeypatch, "eval", folders[0], *step, "--step", "0.001") == 0
+    weak = json.loads((folders[0] / "eval.json").read_text())
+    assert yopo(monkeypatch, *words, "--attacks", "pgd-40, pgd-2") == 0
+    strong = json.loads((folders[0] / "eval.json").read_text())
+    assert strong["attacks"]["pgd-40"]["settings"] != weak["attacks"]["pgd-40"]["settings"]
+    assert yopo(monkeypatch, *words, "--attacks", "pgd-3") == 0
+    all_ = json.loads((folders[0] / "eval.json").read_text())
+    assert set(all_["attacks"]) == {"clean", "pgd-40", "cw", "pgd-2", "pgd-3"}
+    assert all_["accuracy"]["pgd-2"] == strong["accuracy"]["pgd-2"]
+    found = json.loads((tmp_path / "table1.json").read_text())["rows"]["PGD-5"]["accuracy"]
+    assert found["worst case"]["seeds"] == 1  # seed 1's is over other attacks
     capsys.readouterr()
     assert yopo(monkeypatch, *words, "--epochs", "1") == 2
-    assert "holds a run of other settings (evaluate, epochs)" in capsys.readouterr().err
+    assert "was trained for 2 epochs, not 1; give another --out" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("tiny")
@@ -107,7 +123,7 @@ def test_fewer_epochs_are_for_time_alone(
     assert not (path / "eval.json").exists()
     assert set(json.loads((path / "result.json").read_text())["last"]) == {"clean", "pgd-1"}
     assert yopo(monkeypatch, *words, "--epochs", "3") == 2
-    assert "expected --epochs from 1 to TRADES-YOPO-2-5's 2, got 3" in capsys.readouterr().err
+    assert "expected --epochs under TRADES-YOPO-2-5's 2, got 3" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("tiny")
@@ -137,6 +153,11 @@ def test_wrong_words_are_refused(
         (["table4", "--rows", "YOPO-5-3"], "no row 'YOPO-5-3' in table4; it has TRADES-10"),
         (["table4", "--seeds", "0,x"], "expected numbers for --seeds, as 0,1,2, got '0,x'"),
         (["table4", "--samples", "9"], "--samples is for --attacks"),
+        (["table4", "--attacks", "autoatack"], "no attack 'autoatack'; did you mean autoattack"),
+        (["table4", "--attacks", "pgd-3", "--samples", "0"], "expected --samples of at least 1"),
+        (["table4", "--attacks", "pgd-3", "--epochs", "2"], "--epochs is for times alone"),
+        (["table4", "--bench", "nothing.json"], "cannot read --bench nothing.json"),
+        (["table4", "--bench", str(ROOT / "records/depth-h200/results.json")], "what `yopo bench"),
         (["figures", "--rows", "PGD-40"], "figures take --out"),
         (["table4", "--show", "--rows", "TRADES-10"], "--show shows all that is in --out"),
         (["table4", "--show", "--out", "nothing"], "no folder nothing to show"),

@@ -3,6 +3,8 @@
 import os
 from typing import Any
 
+from rich.console import Console
+
 
 def pick_device(name: str | None) -> Any:  # noqa: ANN401
     """The device of that name; by default a GPU if there is one, and this process's own."""
@@ -20,6 +22,14 @@ def pick_device(name: str | None) -> Any:  # noqa: ANN401
 def rank() -> int:
     """This process's number under torchrun, else 0."""
     return int(os.environ.get("RANK", "0"))
+
+
+def pages() -> Console:
+    """A console for wide tables: where nobody's window sets a width, 160 columns."""
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console = Console(highlight=False, markup=False, width=160)
+    return console
 
 
 def nothing_else(rest: list[str]) -> None:

@@ -82,7 +82,7 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
     for run in args.runs:  # all checked first
         config, _ = find(run, args.weights)
         for attack in attacks:
-            check_norm(attack, _threat(config, args.eps))
+            check_norm(attack, choose_threat(config, args.eps))
     for run in args.runs:
         if len(args.runs) > 1:
             print(run)
@@ -96,7 +96,7 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
     from yopo.data import load
 
     config, weights = find(run, args.weights)
-    threat = _threat(config, args.eps)
+    threat = choose_threat(config, args.eps)
     step = None if args.step is None else fraction(args.step, "--step")
     device = pick_device(args.device)
     d = config.data
@@ -210,7 +210,8 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _threat(config: "Config", eps: str | None) -> "Linf | L2":
+def choose_threat(config: "Config", eps: str | None) -> "Linf | L2":
+    """The run's own threat, or one of another radius."""
     from yopo.build import build_threat
 
     threat = build_threat(config.threat)

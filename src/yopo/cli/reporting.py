@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import nothing_else
+from yopo.cli.common import nothing_else, pages
 
 if TYPE_CHECKING:
     from yopo.report.pictures import Strip
@@ -50,14 +49,16 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
     strips = [strip for run in runs if (strip := load_strip(run))]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_text(args.out, page(runs, strips, args.paper))
-    console = Console(highlight=False, markup=False)
+    console = pages()
     console.print(summary(runs))
     for sentence in headline(runs):
         console.print(f"- {sentence}", soft_wrap=True)
     print(f"report: {args.out}")
     if args.figures:
-        for path in save_figures(runs, args.figures):
+        for path in (drawn := save_figures(runs, args.figures)):
             print(f"figure: {path}")
+        if len(drawn) < 4:
+            print("no run has points to draw against the other axis, so it has no figure")
 
 
 def summary(runs: "Sequence[Run]") -> Table:
@@ -68,13 +69,14 @@ def summary(runs: "Sequence[Run]") -> Table:
     for run in runs:
         for e in run.evaluations.values():
             about = e["about"]
-            how = f"{run.weights(e)[0]} weights, {about['images']:,} images, {about['threat']}"
+            how = f"{run.said_weights(e)} weights, {about['images']:,} images, {about['threat']}"
             rows.append((run, how, {k: a["accuracy"] for k, a in e["attacks"].items()}))
         if not run.evaluations:
             # The training's own PGD takes other steps than an evaluation's of the same name.
-            others = any(r.evaluations for r in runs)
-            own = {k: v for k, v in run.own[1].items() if k == "clean" or not others}
-            rows.append((run, "", own))
+            others, (which, measured) = any(r.evaluations for r in runs), run.own
+            own = {k: v for k, v in measured.items() if k == "clean" or not others}
+            many = f", {run.result['test_images']:,} images" if run.result else ""
+            rows.append((run, f"by training itself, {which} weights{many}" if own else "", own))
     ways = list(dict.fromkeys(how for _, how, _ in rows if how))
     attacks = dict.fromkeys(attack for *_, shares in rows for attack in shares)
     caption = "training: time spent processing batches, nothing else"
@@ -82,7 +84,8 @@ def summary(runs: "Sequence[Run]") -> Table:
     table = Table(caption=caption)
     more = ["measured with"] if len(ways) > 1 else []
     for name in ("run", "training", "propagations", *more, *attacks):
-        table.add_column(name, justify="left" if name in ("run", *more) else "right")
+        text = name in ("run", *more)
+        table.add_column(name, justify="left" if text else "right", overflow="fold")
     for run, how, shares in rows:
         seconds, cost = run.spent("train_seconds"), run.spent("propagations")
         spent = "–" if seconds is None else duration(seconds)

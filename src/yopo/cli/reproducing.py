@@ -5,17 +5,16 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import yaml
-from rich.console import Console
 from rich.table import Table
 
 from yopo import checkpoint
-from yopo.cli.common import nothing_else, pick_device
-from yopo.cli.evaluating import run_eval
+from yopo.cli.common import nothing_else, pages, pick_device
+from yopo.cli.evaluating import choose_threat, run_eval
 from yopo.cli.training import train_one
-from yopo.config import Config, validate
+from yopo.config import Config, Tree, fraction, validate
+from yopo.evaluation.names import parse, parse_all
 from yopo.reproduction import FIGURES, TABLES, folder
 from yopo.run_folder import LAST
 
@@ -58,6 +57,10 @@ def run_reproduce(args: argparse.Namespace, rest: list[str]) -> None:
     nothing_else(rest)
     if args.samples is not None and args.attacks is None:
         raise ValueError("--samples is for --attacks; the paper's attacks take all test images")
+    if args.samples is not None and args.samples < 1:
+        raise ValueError(f"expected --samples of at least 1, got {args.samples}")
+    if args.epochs is not None and args.attacks:
+        raise ValueError("--epochs is for times alone, without --attacks; leave one of them out")
     if args.show and (args.rows or args.epochs or args.attacks or args.quick):
         raise ValueError("--show shows all that is in --out; leave --rows and the like out")
     if args.show and not args.out.is_dir():
@@ -65,11 +68,16 @@ def run_reproduce(args: argparse.Namespace, rest: list[str]) -> None:
     if args.what == "figures":
         _figures(args)
         return
+    usual = ["clean", *TABLES[args.what].attacks]
+    asked = [a.name for a in parse_all(args.attacks)] if args.attacks else []
+    more = [name for name in asked if name not in usual]
+    parse_all([*usual, *more])  # all is checked before hours of training
+    bench = _bench(args.bench)
     if not args.show:
         for path in _trained(args.what, args.out, args):
             if args.epochs is None:  # a shorter run is for its time
-                _attack(args.what, path, args)
-    _print(args)
+                _attack(args.what, path, more, args)
+    _print(args, bench)
 
 
 def _trained(name: str, out: Path, args: argparse.Namespace) -> Iterator[Path]:
@@ -82,16 +90,22 @@ def _trained(name: str, out: Path, args: argparse.Namespace) -> Iterator[Path]:
     wanted: dict[Path, Config] = {}
     for row in rows:
         most = what.config(row, quick=args.quick).epochs
-        if args.epochs is not None and not 1 <= args.epochs <= most:
-            raise ValueError(f"expected --epochs from 1 to {row}'s {most}, got {args.epochs}")
+        if args.epochs is not None and not 1 <= args.epochs < most:
+            raise ValueError(f"expected --epochs under {row}'s {most}, got {args.epochs}")
         for seed in _seeds(args.seeds):
             config = what.config(row, seed=seed, quick=args.quick, epochs=args.epochs)
             wanted[out / f"{folder(row)}-seed-{seed}"] = config
+        for path in what.folders(row, out).values():  # a table has one length a row
+            if path not in wanted and (n := _settings(path)["epochs"]) != config.epochs:
+                raise ValueError(
+                    f"{path} was trained for {n} epochs, not {config.epochs}; give another --out"
+                )
     for path, config in wanted.items():  # all checked first
         _check(path, config)
     for path, config in wanted.items():
         if not (path / "result.json").exists():
-            common = {"resume": True, "track": None, "device": args.device}
+            begun = (path / "config.yaml").exists()
+            common = {"resume": begun, "track": None, "device": args.device}
             result = train_one(config, path, argparse.Namespace(**common), title=path.name)
             if result and args.untimed:
                 text = json.dumps(result | {"timed": False}, indent=1) + "\n"
@@ -110,8 +124,8 @@ def _check(path: Path, config: Config) -> None:
     """Refuse a folder that holds a run of other settings."""
     if not (path / "config.yaml").exists():
         return
-    there = validate(yaml.safe_load((path / "config.yaml").read_text())).tree()
-    free = ("checkpoint", "diagnose", "engine", "notes")  # say nothing about what is trained
+    there = _settings(path)
+    free = ("evaluate", "checkpoint", "diagnose", "engine", "notes")  # not of what is trained
     other = [k for k, v in config.tree().items() if k not in free and there[k] != v]
     if other:
         raise ValueError(
@@ -119,47 +133,73 @@ def _check(path: Path, config: Config) -> None:
         )
 
 
-def _attack(name: str, path: Path, args: argparse.Namespace) -> None:
+def _settings(path: Path) -> Tree:
+    from yopo.report.records import read_runs
+
+    return validate(read_runs([path])[0].config).tree()
+
+
+def _attack(name: str, path: Path, more: list[str], args: argparse.Namespace) -> None:
     """The paper's attacks on the last weights and all test images, and more where asked for.
 
     What is asked for on fewer images is an evaluation of its own, model-last.eval.json.
     """
     what = TABLES[name]
-    usual, more = ["clean", *what.attacks], args.attacks.split(",") if args.attacks else []
+    usual, step = ["clean", *what.attacks], None if args.quick else what.step
     most = QUICK_SAMPLES if args.quick else None
     if args.samples is None:
         plans = [(path, [*usual, *more], most)]
     else:
         plans = [(path, usual, most)]
-        if not _attacked(path / "eval.json", more):
+        if not {*more} <= {*_attacked(path / "eval.json", most, step)}:
             plans.append((path / LAST, ["clean", *more], args.samples))
     for target, attacks, samples in plans:
         file = path / ("eval.json" if target == path else "model-last.eval.json")
-        if not _attacked(file, attacks):
-            wanted = {"runs": [target], "attacks": ",".join(attacks), "samples": samples}
-            wanted |= {"eps": None, "step": None if args.quick else what.step, "seed": 0}
-            which = "last" if target == path else None
-            wanted |= {"precision": "tf32", "weights": which, "save_examples": False}
-            wanted |= {
-                "compile": "autoattack" in attacks and pick_device(args.device).type == "cuda"
-            }
+        found = _attacked(file, samples, step)
+        if not {*attacks} <= {*found}:
+            every = list(dict.fromkeys([*attacks, *found]))  # what is there stays there
+            wanted = {"runs": [target], "attacks": ",".join(every), "samples": samples}
+            wanted |= {"eps": None, "step": step, "seed": 0, "save_examples": False}
+            wanted |= {"precision": "tf32", "weights": "last" if target == path else None}
+            gpu = pick_device(args.device).type == "cuda"
+            wanted |= {"compile": "autoattack" in every and gpu}
             run_eval(argparse.Namespace(**wanted, batch=500, device=args.device), [])
 
 
-def _attacked(file: Path, attacks: list[str]) -> bool:
-    """Whether the last weights met these attacks; `yopo eval` may have taken the best ones."""
-    if not file.exists():
-        return False
-    found = json.loads(file.read_text())
-    return found["about"]["weights"] == LAST and {*attacks} <= {*found["attacks"]}
+def _attacked(file: Path, samples: int | None, step: str | None) -> list[str]:
+    """The attacks that the last weights met as the table asks: these images, eps and steps."""
+    from yopo.evaluation.card import settings
+    from yopo.report.records import read_runs
+
+    (run,) = read_runs([file.parent])
+    if (found := run.evaluations.get(file.name)) is None or not run.result:
+        return []
+    threat, about = choose_threat(validate(run.config), None), found["about"]
+    images = min(samples or run.result["test_images"], run.result["test_images"])
+    if (about["weights"], about["images"], about["eps"]) != (LAST, images, threat.eps):
+        return []
+    size = None if step is None else fraction(step, "step")
+    met = {name: a["settings"] for name, a in found["attacks"].items()}
+    return [name for name, how in met.items() if how == settings(parse(name), threat, size)]
 
 
-def _print(args: argparse.Namespace) -> None:
+def _bench(file: Path | None) -> dict[str, Any] | None:
+    if file is None:
+        return None
+    try:
+        found = json.loads(file.read_text())
+    except (ValueError, OSError) as error:
+        raise ValueError(f"cannot read --bench {file}: {error}") from None
+    if not isinstance(found, dict) or not {"model", "rows", "device", "batch"} <= {*found}:
+        raise ValueError(f"expected what `yopo bench --json` writes in {file}")
+    return found
+
+
+def _print(args: argparse.Namespace, bench: dict[str, Any] | None) -> None:
     from yopo.report.reproduced import legend, notes, summary
 
-    bench = json.loads(args.bench.read_text()) if args.bench else None
     found = summary(args.what, args.out, bench)
-    console = Console(highlight=False, markup=False)
+    console = pages()
     console.print(rich_table(found))
     for note in (*legend(found), *notes(found)):
         console.print(f"- {note}", soft_wrap=True)
@@ -179,10 +219,13 @@ def rich_table(found: "Summary") -> Table:
     shown = Table(title=title + (" (not the paper's setting, see below)" if other else ""))
     for name in heads(found):
         method = name == "method"
-        shown.add_column(name, justify="left" if method else "right", no_wrap=method)
+        shown.add_column(
+            name, justify="left" if method else "right", no_wrap=method, overflow="fold"
+        )
     for row in found["rows"]:
         words = (c if isinstance(c, str) else "\n".join(c) for c in cells(found, row))
-        shown.add_row(*(re.sub("[;,] ", "\n", text) for text in words))  # columns are narrow
+        texts = (re.sub(r"(?<=\d)–(?=\d)", " – ", text) for text in words)
+        shown.add_row(*(re.sub("[;,] ", "\n", text) for text in texts))  # columns are narrow
     return shown
 
 
@@ -192,7 +235,7 @@ def _figures(args: argparse.Namespace) -> None:
     from yopo.report.headline import timed
     from yopo.report.records import read_runs
 
-    if args.rows or args.epochs or args.bench or args.attacks:
+    if args.rows or args.epochs or args.bench or args.attacks or args.untimed:
         raise ValueError("figures take --out, --seeds, --quick, --show and --device, nothing else")
     for name, (table, rows) in FIGURES.items():
         if not args.show:
@@ -204,7 +247,10 @@ def _figures(args: argparse.Namespace) -> None:
         if missing:
             print(f"{name}: not drawn, because {table} has no run of {', '.join(missing)}")
             continue
-        runs = [read_runs(list(folders.values())) for folders in found.values()]
-        first = [(timed(seeds) or seeds)[0] for seeds in runs]  # one seed of each
+        runs = [timed(read_runs(list(folders.values()))) for folders in found.values()]
+        if not all(runs):
+            print(f"{name}: not drawn, because a row has no finished run whose time counts")
+            continue
+        first = [seeds[0] for seeds in runs]  # one seed of each
         for path in save_figures(first, args.out / name):
             print(f"{name}: {path}")

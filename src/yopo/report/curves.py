@@ -12,6 +12,7 @@ from yopo.report.records import Run
 WIDTH, HEIGHT = 440, 300  # of the viewBox; near a phone's width, so that text keeps its size
 LEFT, RIGHT, TOP, BOTTOM = 40, 18, 10, 40
 MEASURES = ("robust", "clean")
+LONGEST = 36  # letters of a name in a figure's legend
 AXES = {"train_seconds": "training time", "propagations": "propagations per image"}
 # page.css has the same as --c0 to --c11, and lighter ones for dark screens.
 PALETTE = (
@@ -29,7 +30,7 @@ def svg(runs: Sequence[Run], axis: str) -> str:
     """One chart; curves are `g.curve`, points carry the words that hovering shows."""
     scale, unit = _unit(runs, axis)
     longest = max((p[axis] for r in runs for p in points(r, axis)), default=1.0) / scale
-    ticks, bottom = _ticks(longest), _bottom(runs)
+    ticks, bottom = _ticks(longest), _bottom(runs, axis)
     parts = []
     step = next(s for s in (2, 5, 10, 20) if (100 - bottom) / s <= 6)
     for share in range(100, bottom - 1, -step):
@@ -74,7 +75,7 @@ def _curve(run: Run, i: int, measure: str, axis: str, corner: tuple[float, int])
 
 
 def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Both charts as PNG and SVG."""
+    """Both charts as PNG and SVG; none against an axis on which no run has points."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -85,20 +86,24 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
     written = []
     alone = len({run.method for run in runs}) == len(runs)  # each method once
     for axis, name in AXES.items():
-        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        shown = [(i, run, drawn) for i, run in enumerate(runs) if (drawn := points(run, axis))]
+        if not shown:
+            continue
+        figure = Figure(figsize=(7, max(4.2, 0.5 + 0.37 * len(shown))), layout="constrained")
         axes = figure.subplots()
         scale, unit = _unit(runs, axis)
-        for i, run in enumerate(runs):
-            drawn = points(run, axis)
+        for i, run, drawn in shown:
             x = [p[axis] / scale for p in drawn]
             for measure, style in zip(MEASURES, ("-", "--"), strict=True):
                 y = [100 * p[measure] for p in drawn]
                 dots = "o" if len(x) <= 30 else ""
                 whose = run.method if alone else run.label
+                whose = whose if len(whose) <= LONGEST else f"{whose[: LONGEST - 1]}…"
                 label = f"{whose}, {measure}".replace("$", r"\$")
+                label = f" {label}" if label.startswith("_") else label  # else it is left out
                 colour = PALETTE[i % len(PALETTE)]
                 axes.plot(x, y, style, marker=dots, ms=3.5, color=colour, label=label)
-        axes.set(xlabel=name + unit, ylabel="held-out accuracy, %", ylim=(_bottom(runs), 100))
+        axes.set(xlabel=name + unit, ylabel="held-out accuracy, %", ylim=(_bottom(runs, axis), 100))
         axes.set_xlim(left=0)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
@@ -134,9 +139,9 @@ def _x(part: float) -> float:
     return round(LEFT + part * (WIDTH - LEFT - RIGHT), 1)
 
 
-def _bottom(runs: Sequence[Run]) -> int:
-    """Where the accuracies' axis begins, in %: the tens under the lowest of them."""
-    lowest = min((p[m] for run in runs for p in run.points for m in MEASURES), default=0.0)
+def _bottom(runs: Sequence[Run], axis: str) -> int:
+    """Where the accuracies' axis begins, in %: the tens under the lowest that is drawn."""
+    lowest = min((p[m] for r in runs for p in points(r, axis) for m in MEASURES), default=0.0)
     return min(90, 10 * math.floor(10 * lowest))
 
 

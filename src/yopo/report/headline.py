@@ -63,7 +63,7 @@ def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
         for e in run.evaluations.values():
             score = scores.get(run)
             if "autoattack" in e["attacks"] and not (score and "autoattack" in score.words):
-                how = f"{e['about']['images']:,} images, {run.weights(e)[0]} weights"
+                how = f"{e['about']['images']:,} images, {run.said_weights(e)} weights"
                 share = 100 * e["attacks"]["autoattack"]["accuracy"]
                 found.setdefault(how, []).append(f"{run.label} {share:.2f}%")
     return [f"AutoAttack leaves {', '.join(names)} ({how})." for how, names in found.items()]
@@ -75,7 +75,7 @@ def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
     if name in ("natural", "pgd", "trades"):
         return []
     rival = "trades" if name == "trades-yopo" else "pgd"
-    same = [r for r in timed(runs) if _task(r) == _task(run)]
+    same = [r for r in timed(runs) if _task(r) == _task(run) and r.short == run.short]
     rivals = [r for r in same if r.config["method"]["name"] == rival]
     most = max((r.config["method"]["steps"] for r in rivals), default=0)
     return [r for r in rivals if r.config["method"]["steps"] == most]
@@ -125,7 +125,8 @@ def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
 
 
 def _epochs(runs: Sequence[Run]) -> str:
-    return f"{' or '.join(map(str, sorted({r.config['epochs'] for r in runs})))} epochs"
+    lengths = sorted({r.config["epochs"] for r in runs})
+    return f"{' or '.join(map(str, lengths))} epoch{'' if lengths == [1] else 's'}"
 
 
 def same_hardware(runs: Sequence[Run]) -> bool:

@@ -84,13 +84,14 @@ def attacks_table(runs: Sequence[Run]) -> str:
     """What `yopo eval` found, attack by attack."""
     found = [(run, e) for run in runs for e in run.evaluations.values()]
     if not found:
-        return '<p class="small">None of these runs has been evaluated with `yopo eval` yet.</p>'
+        none = "None of these runs has been evaluated with <code>yopo eval</code> yet."
+        return f'<p class="small">{none}</p>'
     attacks = list(dict.fromkeys(a for _, e in found for a in e["attacks"]))
     heads = ["run", "weights", "images", "threat", *attacks, "worst case"]
     rows = []
     for run, e in found:
         about = e["about"]
-        cells: list[Cell] = [(run.name, run.method), run.weights(e)[0], f"{about['images']:,}"]
+        cells: list[Cell] = [(run.name, run.method), run.said_weights(e), f"{about['images']:,}"]
         cells += [about["threat"], *(_share(e["attacks"].get(attack)) for attack in attacks)]
         rows.append([*cells, _share(e["worst"]) if {*e["attacks"]} - {"clean"} else "–"])
     text = (
@@ -122,6 +123,7 @@ def _charts(runs: Sequence[Run]) -> str:
     drawn = "".join(
         f'<figure class="chart">{curves.svg(runs, axis)}<output class="tip"></output></figure>'
         for axis in curves.AXES
+        if any(curves.points(run, axis) for run in runs)
     )
     steps = sorted({run.config["evaluate"]["steps"] for run in runs if run.points})
     text = (

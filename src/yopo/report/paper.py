@@ -12,6 +12,7 @@ from yopo.paper import paper
 from yopo.report.headline import baseline, same_hardware, timed
 from yopo.report.records import Run, seeds
 from yopo.report.tables import Cell, table
+from yopo.reproduction import TABLES as REPRODUCED
 
 TABLES = ("table1", "table2", "table3", "table4")
 
@@ -28,17 +29,21 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
     heads += ["time ratio, paper", "time ratio, ours"] if timed else ["time ratio, ours"]
     rows: list[list[Cell]] = []
     others: dict[str, list[str]] = {}  # runs by how they differ from the table's setting
+    whole = [run for run in runs if not run.short]
     for method, row in theirs["rows"].items():
         ours = seeds([r for r in runs if r.method.removesuffix(" before") == method])
         for group in ours or [[]]:
             cells: list[Cell] = [method, _label(group)]
+            counted = [run for run in group if not run.short]
             for attack in attacks:
-                cells += [f"{row[attack]:.2f}%", _ours(group, attack)]
+                cells += [f"{row[attack]:.2f}%", _ours(counted, attack)]
             cells += [_paper_ratio(theirs["rows"], method)] if timed else []
-            rows.append([*cells, _ratio(group, runs)])
+            rows.append([*cells, _ratio(counted, whole)])
+            epochs = REPRODUCED[name].config(method).epochs
             for run in group:
-                if how := differs(run, theirs):
-                    others.setdefault(how, []).append(run.label)
+                how = [d for d in (differs(run, theirs), _length(run, epochs)) if d]
+                if how:
+                    others.setdefault("; ".join(how), []).append(run.label)
     notes = [f"Not the table's setting: {', '.join(o)} ({how})." for how, o in others.items()]
     text = (
         f"Paper: {data['source']}. Ours: test accuracy, with its 95% interval; of several seeds "
@@ -54,11 +59,18 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
     )
 
 
+def _length(run: Run, epochs: int) -> str:
+    mine = run.config["epochs"]
+    if run.short:
+        return f"{mine} of {epochs} epochs, for their time alone; `yopo reproduce` reckons with it"
+    return "" if mine == epochs else f"{mine} epochs, not {epochs}"
+
+
 def _label(group: Sequence[Run]) -> Cell:
     if not group:
         return "–"
     epochs = f"{group[0].config['epochs']} epochs"
-    return (group[0].label, epochs) if len(group) == 1 else (f"{len(group)} seeds", epochs)
+    return (group[0].name, epochs) if len(group) == 1 else (f"{len(group)} seeds", epochs)
 
 
 def _ours(group: Sequence[Run], attack: str) -> Cell:
@@ -66,23 +78,24 @@ def _ours(group: Sequence[Run], attack: str) -> Cell:
 
     Evaluations of one kind, that of the most seeds; without any, what the runs measured themselves.
     """
-    kinds: dict[tuple[Any, ...], list[tuple[float, Interval]]] = {}
+    kinds: dict[tuple[Any, ...], dict[str, tuple[float, Interval]]] = {}  # of each run
     for run in group:
         for e in run.evaluations.values():
             for which in run.weights(e) if attack in e["attacks"] else ():
                 a = e["attacks"][attack]
                 kind = which, e["about"]["images"], a["settings"]
-                kinds.setdefault(kind, []).append((a["accuracy"], tuple(a["interval"])))
+                kinds.setdefault(kind, {})[run.name] = a["accuracy"], tuple(a["interval"])
     if not kinds:
         for run in group:
             which, own = run.own
             if run.result and attack in own:
                 n = run.result["test_images"]
                 interval = wilson(round(own[attack] * n), n)
-                kinds.setdefault((which, n, "own"), []).append((own[attack], interval))
+                kinds.setdefault((which, n, "own"), {})[run.name] = own[attack], interval
     if not kinds:
         return "–"
-    (weights, images, _), found = max(kinds.items(), key=lambda pair: (len(pair[1]), pair[0][1]))
+    kind = max(kinds, key=lambda kind: (len(kinds[kind]), kind[1]))
+    (weights, images, _), found = kind, list(kinds[kind].values())
     shares = [a[0] for a in found]
     spread = found[0][1] if len(found) == 1 else (min(shares), max(shares))
     words = [f"{100 * spread[0]:.1f}–{100 * spread[1]:.1f}", f"{weights} weights"]
@@ -125,4 +138,4 @@ def differs(run: Run, theirs: dict[str, Any]) -> str:
     for e in run.evaluations.values():
         if not isclose(e["about"]["eps"], radius, rel_tol=1e-3):
             found.append(f"attacked with {e['about']['threat']}")
-    return "; ".join(found)
+    return "; ".join(dict.fromkeys(found))

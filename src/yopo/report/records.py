@@ -71,10 +71,19 @@ class Run:
         return not (self.result or {}).get("timed", True)
 
     @property
+    def short(self) -> bool:
+        """Trained for its time alone, as `yopo reproduce --epochs` does, and hardly attacked."""
+        return bool(self.config["evaluate"]["steps"] == 1)
+
+    @property
     def environment(self) -> dict[str, Any]:
         """Where it was trained, if the run says so."""
         found: dict[str, Any] = (self.result or {}).get("environment", {})
         return found
+
+    def said_weights(self, evaluation: dict[str, Any]) -> str:
+        """The same in words."""
+        return " = ".join(sorted(self.weights(evaluation)))
 
     def weights(self, evaluation: dict[str, Any]) -> list[str]:
         """Which of its weights were evaluated: best, last, both if they are the same, or a file."""
@@ -152,13 +161,18 @@ def _read(folder: Path, name: str) -> Run:
         fix = f"did you mean {folder}/{inside[0]}?" if inside else "check the path"
         raise ValueError(f"expected a run folder with config.yaml, got {folder}; {fix}")
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config = yaml.safe_load(_text(folder / "config.yaml"))
     except yaml.YAMLError as error:
         raise ValueError(f"{folder / 'config.yaml'} is not YAML: {error}") from None
-    if not isinstance(config, dict) or "name" not in (config.get("method") or {}):
+    config = config if isinstance(config, dict) else {}
+    method = config.get("method")
+    lacking = [] if isinstance(method, dict) and "name" in method else ["method"]
+    lacking += [k for k in ("threat", "data", "model", "evaluate") if k not in config]
+    lacking += [k for k in ("epochs", "seed") if k not in config]
+    if lacking:
         raise ValueError(
-            f"expected the settings of a run in {folder / 'config.yaml'}, found no method; "
-            "`yopo train` writes them"
+            f"expected the settings of a run in {folder / 'config.yaml'}, found no "
+            f"{', '.join(lacking)}; `yopo train` writes them"
         )
     found = {file: _json(folder / file) for file in EVALUATIONS}
     return Run(
@@ -175,21 +189,34 @@ def _json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        value: dict[str, Any] = json.loads(path.read_text())
-    except ValueError as error:
+        value: dict[str, Any] = json.loads(_text(path))
+    except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    needed = {"attacks", "worst", "about", "warnings"} if path.name in EVALUATIONS else {"last"}
+    if not isinstance(value, dict) or not needed <= {*value}:
+        raise ValueError(f"expected {', '.join(sorted(needed))} in {path}; was it cut off?")
     return value
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
-    lines, texts = [], path.read_text().splitlines()
+    lines, texts = [], _text(path).splitlines()
     for number, text in enumerate(texts, 1):
         try:
-            lines.append(json.loads(text))
+            line = json.loads(text)
         except ValueError as error:
             if number == len(texts):  # a run that is writing, or was killed while it wrote
                 break
             raise ValueError(f"line {number} of {path} is not JSON: {error}") from None
+        if not isinstance(line, dict):
+            raise ValueError(f"expected an epoch in line {number} of {path}, got {text[:40]}")
+        lines.append(line)
     return lines

@@ -95,26 +95,30 @@ def _trainer(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"attack": attack, **shares}
 
 
-def _shares(run: Run) -> dict[str, tuple[int, float]]:
-    """Images and accuracy for each attack on the run's last weights, over the most images."""
-    found: dict[str, tuple[int, float]] = {}
+def _shares(run: Run) -> dict[str, tuple[int, str, float]]:
+    """For each attack on the run's last weights, over the most images: how many, how, accuracy."""
+    found: dict[str, tuple[int, str, float]] = {}
     for e in (e for e in run.evaluations.values() if "last" in run.weights(e)):
-        shares = {attack: a["accuracy"] for attack, a in e["attacks"].items()}
+        shares = {name: (a.get("settings", ""), a["accuracy"]) for name, a in e["attacks"].items()}
         if len(shares) > 2:  # clean is one
-            shares[WORST] = e["worst"]["accuracy"]
-        for attack, share in shares.items():
-            here = (e["about"]["images"], share)
-            found[attack] = max(found.get(attack, here), here, key=lambda pair: pair[0])
+            attacks = ", ".join(sorted({*shares} - {"clean"}))
+            shares[WORST] = f"over {attacks}", e["worst"]["accuracy"]
+        for attack, (how, share) in shares.items():
+            here = (e["about"]["images"], how, share)
+            found[attack] = max(found.get(attack, here), here, key=lambda found: found[0])
     return found
 
 
 def _accuracy(runs: Sequence[Run], attack: str) -> dict[str, Any]:
-    """Over seeds that were attacked on the same number of images, the most there is."""
-    found = [shares[attack] for run in runs if attack in (shares := _shares(run))]
-    images = max(n for n, _ in found)
-    values = [share for n, share in found if n == images]
+    """Over seeds that were attacked alike: on the most images there are, then most of the seeds."""
+    alike: dict[tuple[int, str], list[float]] = {}
+    for run in runs:
+        if attack in (shares := _shares(run)):
+            n, how, share = shares[attack]
+            alike.setdefault((n, how), []).append(share)
+    (images, how), values = max(alike.items(), key=lambda item: (item[0][0], len(item[1])))
     spread = {"low": min(values), "high": max(values)}
-    return {"mean": mean(values), **spread, "seeds": len(values), "images": images}
+    return {"mean": mean(values), **spread, "seeds": len(values), "images": images, "how": how}
 
 
 def _literal(name: str, bench: dict[str, Any], rows: Sequence[str]) -> dict[str, Any]:
@@ -260,6 +264,20 @@ def subsets(table: Summary) -> list[str]:
     return [
         f"{attack}: on {n:,} of the {all_:,} test images for {', '.join(names)}."
         for (attack, n, all_), names in rows.items()
+    ] + _unlike(table)
+
+
+def _unlike(table: Summary) -> list[str]:
+    """Attacks that were not the same for all rows."""
+    ways: dict[str, dict[str, list[str]]] = {}
+    for row, r in table["rows"].items():
+        for attack, a in (r or {}).get("accuracy", {}).items():
+            ways.setdefault(attack, {}).setdefault(a["how"], []).append(row)
+    return [
+        f"{attack}: {how} for {', '.join(rows)}."
+        for attack, found in ways.items()
+        if len(found) > 1
+        for how, rows in found.items()
     ]
 
 
