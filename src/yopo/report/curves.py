@@ -98,6 +98,7 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
                 y = [100 * p[measure] for p in drawn]
                 dots = "o" if len(x) <= 30 else ""
                 whose = run.method if alone else run.label
+                whose = whose if len(whose) <= LONGEST else run.name
                 whose = whose if len(whose) <= LONGEST else f"{whose[: LONGEST - 1]}…"
                 label = f"{whose}, {measure}".replace("$", r"\$")
                 label = f" {label}" if label.startswith("_") else label  # else it is left out

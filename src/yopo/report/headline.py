@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from yopo.evaluation.card import duration, percent
 from yopo.evaluation.result import Interval, wilson
@@ -63,10 +63,16 @@ def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
         for e in run.evaluations.values():
             score = scores.get(run)
             if "autoattack" in e["attacks"] and not (score and "autoattack" in score.words):
-                how = f"{e['about']['images']:,} images, {run.said_weights(e)} weights"
+                how = f"{e['about']['images']:,} images, {_counted(run, e)} weights"
                 share = 100 * e["attacks"]["autoattack"]["accuracy"]
                 found.setdefault(how, []).append(f"{run.label} {share:.2f}%")
     return [f"AutoAttack leaves {', '.join(names)} ({how})." for how, names in found.items()]
+
+
+def _counted(run: Run, evaluation: dict[str, Any]) -> str:
+    """Last, where the evaluated weights are also the best."""
+    weights = run.weights(evaluation)
+    return "last" if "last" in weights else weights[0]
 
 
 def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:

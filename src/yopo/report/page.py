@@ -1,5 +1,6 @@
 """The page: headline, curves, tables, cards, pictures and settings in one HTML file."""
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -34,7 +35,7 @@ PAGE = """<!doctype html>
 def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: str | None = None) -> str:
     """The report on these runs."""
     title = f"Adversarial training: {len(runs)} runs" if len(runs) > 1 else "Adversarial training"
-    first, *others = map(escape, headline(runs))
+    first, *others = (_code(escape(sentence)) for sentence in headline(runs))
     listed = f"<ul>{''.join(f'<li>{s}</li>' for s in others)}</ul>" if others else ""
     body = [
         f'<div class="headline"><p>{first}</p>{listed}</div>',
@@ -50,6 +51,10 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: str | None = 
     here = files("yopo.report")
     css, js = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return PAGE.format(title=title, css=css, js=js, body="\n".join(body))
+
+
+def _code(text: str) -> str:
+    return re.sub("`([^`]+)`", r"<code>\1</code>", text)
 
 
 def runs_table(runs: Sequence[Run]) -> str:
