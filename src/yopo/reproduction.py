@@ -103,7 +103,7 @@ QUICK: Tree = {
         "options": {"width": 8, "hidden": 32, "dropout": 0.0},
         "channels_last": False,
     },
-    "optimizer": {"lr": 0.1, "weight_decay": 5e-4},
+    "optimizer": {"name": "adamw", "lr": 4e-3, "weight_decay": 5e-4},
     "schedule": {"name": "onecycle", "warmup": 1, "drops": []},
     "evaluate": {"steps": 10, "images": 200, "every": 1},
     "epochs": 4,
