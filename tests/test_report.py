@@ -20,6 +20,7 @@ from tests.reports import Page, write_run
 from tests.robust import trained
 from tests.test_cli import yopo
 from tests.test_cli_eval import run
+from yopo.cli.reporting import summary
 from yopo.evaluation.card import duration
 from yopo.paper import paper_table
 from yopo.report import curves
@@ -362,6 +363,17 @@ def test_broken_files_are_named(tmp_path: Path, file: str, text: str, message: s
     (folder / file).write_bytes(b"\xe9")
     with pytest.raises(ValueError, match=f"{file} is not UTF-8"):
         read_runs([folder])
+
+
+def test_weights_that_are_both_best_and_last_share_a_caption(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name) for name in ("a", "b")]
+    epochs = yaml.safe_load((folders[0] / "config.yaml").read_text())["epochs"]
+    for folder, best in zip(folders, (epochs - 1, epochs), strict=True):
+        result = read(folder, "result.json") | {"best_epoch": best}
+        (folder / "result.json").write_text(json.dumps(result))
+    table = summary(read_runs(folders))
+    assert "best weights" in str(table.caption)
+    assert "measured with" not in [column.header for column in table.columns]
 
 
 def test_figures_without_points_are_not_drawn(tmp_path: Path) -> None:

@@ -66,10 +66,13 @@ def summary(runs: "Sequence[Run]") -> Table:
     from yopo.evaluation.card import duration
 
     rows: list[tuple[Run, str, dict[str, float]]] = []
+    weights = [run.weights(e) for run in runs for e in run.evaluations.values()]
+    common = [which for which in ("best", "last") if all(which in w for w in weights)]
     for run in runs:
         for e in run.evaluations.values():
             about = e["about"]
-            how = f"{run.said_weights(e)} weights, {about['images']:,} images, {about['threat']}"
+            which = common[0] if common else run.said_weights(e)
+            how = f"{which} weights, {about['images']:,} images, {about['threat']}"
             rows.append((run, how, {k: a["accuracy"] for k, a in e["attacks"].items()}))
         if not run.evaluations:
             # The training's own PGD takes other steps than an evaluation's of the same name.
