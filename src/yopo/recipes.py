@@ -56,7 +56,7 @@ def _mnist(method: str) -> Tree:
         "precision": "bf16",
         "eps_warmup": 3,
         "evaluate": {"steps": 40, "every": 2, "images": 1000},
-        "notes": f"{_WARMUP}. eps grows over 3 epochs: without that, small runs did not learn. "
+        "notes": f"{_WARMUP}. eps grows over 3 epochs, which the paper does not have. "
         "bf16 arithmetic",
     }
     if method.startswith("pgd"):  # fewer steps must still reach the ball's surface
