@@ -81,16 +81,16 @@ class Run:
         found: dict[str, Any] = (self.result or {}).get("environment", {})
         return found
 
-    def said_weights(self, evaluation: dict[str, Any]) -> str:
-        """The same in words."""
-        return " = ".join(sorted(self.weights(evaluation)))
-
     def weights(self, evaluation: dict[str, Any]) -> list[str]:
         """Which of its weights were evaluated: best, last, both if they are the same, or a file."""
         file = str(evaluation["about"]["weights"])
         names = {BEST: ["best", "last"], LAST: ["last", "best"]}.get(file, [file])
         same = self.result and self.result["best_epoch"] == self.config["epochs"]
         return names if same else names[:1]
+
+    def said_weights(self, evaluation: dict[str, Any]) -> str:
+        """The same in words: best = last where they are."""
+        return " = ".join(sorted(self.weights(evaluation)))
 
     @property
     def notes(self) -> list[str]:
@@ -167,8 +167,8 @@ def _read(folder: Path, name: str) -> Run:
     config = config if isinstance(config, dict) else {}
     method = config.get("method")
     lacking = [] if isinstance(method, dict) and "name" in method else ["method"]
-    lacking += [k for k in ("threat", "data", "model", "evaluate") if k not in config]
-    lacking += [k for k in ("epochs", "seed") if k not in config]
+    needed = ("threat", "data", "model", "evaluate", "epochs", "seed")
+    lacking += [key for key in needed if key not in config]
     if lacking:
         raise ValueError(
             f"expected the settings of a run in {folder / 'config.yaml'}, found no "
