@@ -66,12 +66,6 @@ def test_our_recipes_were_run_as_they_are(name: str) -> None:
             assert f"{100 * e['attacks'][attack]['accuracy']:.2f}" in readme
 
 
-def test_the_bound_that_autoattack_left_is_the_logs() -> None:
-    log = (ROOT / "records/cifar10-fast-h200/33-epochs/autoattack-broken-off.log").read_text()
-    left = log.splitlines()[-1].split()[2]
-    assert f"with {left} left" in (ROOT / "README.md").read_text()
-
-
 def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None:
     for name in ("README.md", "docs/reproduction.md", "records/speed-h200"):
         source = ROOT / name
