@@ -20,6 +20,7 @@ from yopo.paper import paper_table
 from yopo.recipes import RECIPES
 from yopo.report.reproduced import cells, heads, notes, summary
 from yopo.reproduction import TABLES
+from yopo.train import Trainer
 
 ROOT = Path(__file__).parent.parent
 
@@ -286,7 +287,15 @@ def test_runs_that_shared_a_gpu_count_for_accuracy_alone(tmp_path: Path) -> None
 @pytest.mark.usefixtures("tiny")
 def test_untimed_runs_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["reproduce", "table1", "--quick", "--rows", "PGD-5", "--out", str(tmp_path)]
-    assert yopo(monkeypatch, *words, "--untimed") == 0
+
+    def interrupt(_self: Trainer) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_finish", interrupt)
+        assert yopo(monkeypatch, *words, "--untimed") == 130
+    assert yopo(monkeypatch, *words) == 0  # resumed: what it had is not timed
+    assert not (tmp_path / "pgd-5-seed-0" / "untimed").exists()
     result = json.loads((tmp_path / "pgd-5-seed-0" / "result.json").read_text())
     assert result["timed"] is False
     assert yopo(monkeypatch, *words, "--seeds", "0,1") == 0

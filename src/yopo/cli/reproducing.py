@@ -104,12 +104,16 @@ def _trained(name: str, out: Path, args: argparse.Namespace) -> Iterator[Path]:
         _check(path, config)
     for path, config in wanted.items():
         if not (path / "result.json").exists():
-            begun = (path / "config.yaml").exists()
+            begun, mark = (path / "config.yaml").exists(), path / "untimed"
+            if args.untimed:
+                path.mkdir(parents=True, exist_ok=True)
+                mark.touch()  # a run that is resumed stays what it was
             common = {"resume": begun, "track": None, "device": args.device}
             result = train_one(config, path, argparse.Namespace(**common), title=path.name)
-            if result and args.untimed:
+            if result and mark.exists():
                 text = json.dumps(result | {"timed": False}, indent=1) + "\n"
                 checkpoint.write_text(path / "result.json", text)
+                mark.unlink()
         yield path
 
 
