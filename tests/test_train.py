@@ -207,12 +207,12 @@ def test_held_out_images_are_apart_and_the_test_set_is_touched_at_the_end_only(
     assert seen == [-1, -1, -1, 3, 3]
 
 
-@pytest.mark.parametrize("natural", [False, True])
+@pytest.mark.parametrize(("natural", "keep"), [(False, "best"), (True, "best"), (False, "last")])
 def test_the_best_weights_are_those_of_the_best_epoch(
-    natural: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    natural: bool, keep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By robust accuracy; after natural training, which has none, by clean accuracy."""
-    tree: Tree = {"guard": {"action": "ignore"}}
+    tree: Tree = {"guard": {"action": "ignore"}, "evaluate": {"keep": keep}}
     trainer = tiny_trainer(tmp_path, tree | ({"method": {"name": "natural"}} if natural else {}))
     scores = iter([(0.3, 0.9), (0.6, 0.8), (0.5, 0.7)])
     kept: list[dict[str, Tensor]] = []
@@ -224,9 +224,10 @@ def test_the_best_weights_are_those_of_the_best_epoch(
 
     monkeypatch.setattr(trainer, "_evaluate", evaluate)
     result = trainer.run()
-    assert result["best_epoch"] == 2
+    assert result["best_epoch"] == (2 if keep == "best" else 3)
     best = checkpoint.load_weights(tmp_path / "model.safetensors")
-    assert all(torch.equal(v, kept[1][k]) for k, v in best.items())
+    chosen = kept[1 if keep == "best" else 2]
+    assert all(torch.equal(v, chosen[k]) for k, v in best.items())
     last = checkpoint.load_weights(tmp_path / "model-last.safetensors")
     assert all(torch.equal(v, kept[2][k]) for k, v in last.items())
 

@@ -228,6 +228,9 @@ class EvaluateConfig(_Strict):
     every: Count = Field(1, description="epochs between evaluations")
     steps: Count = Field(10, description="steps of the PGD attack")
     images: Count = Field(500, description="held-out images to attack")
+    keep: Literal["best", "last"] = Field(
+        "best", description="the evaluated epoch whose weights become model.safetensors"
+    )
 
 
 class DiagnoseConfig(_Strict):

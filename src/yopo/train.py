@@ -286,7 +286,8 @@ class Trainer:
             reason = collapse(Health(*shown, self._chance, clean, p.cleanest))
             if reason is None:
                 p.healthiest, p.cleanest = max(p.healthiest, robust), max(p.cleanest, clean)
-            if full and reason is None and score > p.best and self._write_weights(BEST):
+            chosen = score > p.best or c.evaluate.keep == "last"
+            if full and reason is None and chosen and self._write_weights(BEST):
                 p.best, p.best_epoch = score, p.epoch + 1
         line["evaluate_seconds"] = p.evaluate_seconds
         if reason is not None:
@@ -316,8 +317,7 @@ class Trainer:
             raise RuntimeError(f"training collapsed ({reason}) and {error}") from None
         p = self.progress
         p.rate_scale, p.rollbacks, p.lines, p.saves, p.good = scale, rollbacks, lines, saves, good
-        # The best weights lie in the folder, from whatever epoch.
-        p.best, p.best_epoch = max(best, (p.best, p.best_epoch))
+        p.best, p.best_epoch = best  # those weights lie in the folder
         # Time and propagations were spent, whatever became of them.
         p.train_seconds, p.propagations, p.evaluate_seconds = seconds, spent, evaluated
         self.watch.say(
