@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,6 +82,11 @@ def test_train_writes_a_run(
     again = yopo(monkeypatch, "train", out / "config.yaml", "--out", out, "--resume")
     assert again == 0
     assert "going on from epoch 3" in capsys.readouterr().out
+    kept = tmp_path / "kept"  # without checkpoints, to save space
+    shutil.copytree(out, kept, ignore=shutil.ignore_patterns("state"))
+    for words in ([], ["--resume"]):
+        assert yopo(monkeypatch, "train", kept / "config.yaml", "--out", kept, *words) == 2
+        assert "finished run without checkpoints" in capsys.readouterr().err
     other = yopo(
         monkeypatch, "train", out / "config.yaml", "--out", out, "--resume", "--batch", "40"
     )

@@ -195,6 +195,6 @@ def test_the_command(
     assert f"--method.first_layer {found['first_layer']}" in shown
     assert (out / "diagnose.png").stat().st_size > 10_000
     assert run(monkeypatch, "diagnose", tmp_path) == 2
-    assert "there is no config.yaml" in capsys.readouterr().err
+    assert "expected a run with config.yaml" in capsys.readouterr().err
     assert run(monkeypatch, "diagnose", out, "--splits", "conv9") == 2
     assert "no module 'conv9'" in capsys.readouterr().err

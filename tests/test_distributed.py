@@ -1,5 +1,6 @@
 """Two processes (gloo) against one on the combined batch."""
 
+import copy
 import json
 import multiprocessing
 import os
@@ -126,6 +127,31 @@ def test_the_same_with_synchronised_batchnorm(method: str, tmp_path: Path) -> No
     for key, value in one.items():
         if "num_batches" not in key:
             torch.testing.assert_close(first[key], value, rtol=0, atol=1e-6)
+
+
+def test_synchronising_batchnorm_changes_nothing_else() -> None:
+    for momentum in (0.0, 0.3, None):
+        net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4, 1e-3, momentum))
+        for p in net[1].parameters():
+            torch.nn.init.uniform_(p).requires_grad_(False)
+        twin = synchronised(copy.deepcopy(net))
+        assert not any(p.requires_grad for p in twin[1].parameters())
+        for _ in range(3):
+            x = torch.rand(5, 3, 6, 6)
+            torch.testing.assert_close(twin(x), net(x))
+        assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-12)
+
+
+def synchronised(net: torch.nn.Module) -> Any:
+    """As among several processes, here one."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    dist.init_process_group("gloo", address, rank=0, world_size=1)
+    try:
+        made = distributed.synchronise_batchnorm(net)
+    finally:
+        dist.destroy_process_group()
+    assert type(made[1]) is not torch.nn.BatchNorm2d  # type: ignore[index]
+    return made
 
 
 def resume_in_two(out: str, over: Tree, rank: int, world: int, port: int) -> None:

@@ -109,8 +109,8 @@ def with_engine(
     )
     engine._overlap = engine._overlap if overlap is None else overlap
     losses = []
-    for i, (x, y) in enumerate(batches):
-        losses.append(float(engine.step(x, y, updates=i).loss))
+    for x, y in batches:
+        losses.append(float(engine.step(x, y).loss))
         schedule.step()
     assert said == []
     return engine, ema, losses
@@ -408,6 +408,28 @@ class TestMoreOnAGPU:
         torch.set_default_dtype(torch.float64)
         # On the device, rate and count of steps are float32, and so is 1 - beta^count.
         assert adam_twins(small(), images(1, 28, 10), tol=1e-6).captured
+
+    def test_momentum_that_a_scheduler_cycles(self) -> None:
+        torch.set_default_dtype(torch.float64)
+        net, batches = small(), images(1, 28, 8)
+        said: list[str] = []
+        twin = copy.deepcopy(net)
+        for each in (net, twin):
+            torch.manual_seed(1)
+            optimizer, method = sgd(each), PGD(each, THREAT, steps=2)
+            engine = Engine(method, optimizer, say=said.append) if each is twin else None
+            # Powers of 2: on the device the rate is a float32.
+            one = torch.optim.lr_scheduler.CyclicLR(optimizer, 2**-7, 2**-6, 2)
+            for x, y in batches:
+                if engine:
+                    engine.step(x, y)
+                else:
+                    method.backward(x, y)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                one.step()
+        assert "the optimizer's momentum changed" in said[0]
+        assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-6)
 
     def test_a_frozen_first_layer_leaves_the_others_to_train_in_bf16(self) -> None:
         torch.set_default_dtype(torch.float32)

@@ -1,8 +1,10 @@
 """The engine around other people's networks, losses, optimizers and habits; on a CPU."""
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch.optim import SGD
 
 from tests.conftest import Batch, assert_same, bn_convnet, convnet
 from tests.test_engine import THREAT
-from yopo import PGD, YOPO, Engine, Free, Linf, Method, Natural
+from yopo import PGD, TRADES, YOPO, Engine, Free, Linf, Method, Natural
 from yopo.engine import begins_at_zero
 
 pytestmark = pytest.mark.filterwarnings(
@@ -255,6 +257,80 @@ def test_a_loaded_state_goes_where_the_captured_step_reads_it(batch: Batch) -> N
     for i, (tensor, state) in enumerate(zip(tensors, optimizer.state.values(), strict=True)):
         assert state["momentum_buffer"] is tensor
         torch.testing.assert_close(tensor, saved["state"][i]["momentum_buffer"])
+
+
+def test_a_captured_step_is_not_replayed_with_other_momentum(batch: Batch) -> None:
+    """As OneCycleLR cycles it."""
+    net = convnet()
+    twin = copy.deepcopy(net)
+
+    def optimize(net: nn.Module) -> torch.optim.Optimizer:
+        return SGD(net.parameters(), 0.05, momentum=0.9)
+
+    optimizer, method = optimize(net), Natural(net)
+    engine, said = fast(twin, natural, [batch], optimize)
+    engine._graph = Mock()  # as after a capture
+    engine._recorded, engine._captured_numbers = engine.optimizer.state, engine._numbers()
+    for momentum in (0.9, 0.5, 0.25):
+        for each in (optimizer, engine.optimizer):
+            each.param_groups[0]["momentum"] = momentum
+        method.backward(*batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        if momentum < 0.9:
+            engine.step(*batch)
+    assert not engine._graph.replay.called
+    assert len(said) == 1
+    assert "the optimizer's momentum changed" in said[0]
+    equal(net, twin)
+    engine.optimizer.param_groups[0]["momentum"] = 0.9
+    engine._x, engine._y, engine._out = (Mock() for _ in range(3))
+    engine.step(*batch)
+    assert engine._graph.replay.called
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"),
+    [
+        (lambda net, _: PGD(net, THREAT, steps=2), "steps", 5),
+        (lambda net, _: TRADES(net, THREAT, steps=2), "beta", 10.0),
+        (lambda net, _: YOPO(net, THREAT, m=2, n=2), "n", 3),
+        (lambda net, _: YOPO(net, THREAT, m=2, n=2), "grad_at", "before"),
+    ],
+    ids=["steps", "beta", "n", "grad_at"],
+)
+def test_settings_that_the_fast_path_would_not_see_are_refused(
+    make: Make, name: str, value: Any, batch: Batch
+) -> None:
+    engine, _ = fast(convnet(), make, [batch], compile=False)
+    setattr(engine.method, name, value)
+    with pytest.raises(ValueError, match=f"the method's {name} was .* is {value} now"):
+        engine.step(*batch)
+
+
+def test_a_part_of_a_threat_of_ones_own_is_refused(batch: Batch) -> None:
+    class Mine(Linf):
+        pass
+
+    net = convnet()
+    engine, _ = fast(net, lambda net, _: PGD(net, Mine(0.1), steps=2), [batch], compile=False)
+    with pytest.raises(ValueError, match=r"part= is for yopo\.Linf and yopo\.L2, not Mine"):
+        engine.step(*batch, part=0.5)
+    Engine(natural(net, sgd(net)), sgd(net), compile=False).step(*batch, part=0.5)
+
+
+def test_an_optimizer_outlives_its_engines(batch: Batch) -> None:
+    net = bn_convnet()
+    optimizer = sgd(net)
+    for _ in range(2):
+        engine = Engine(Free(net, THREAT, m=2, optimizer=optimizer), optimizer)
+        engine.step(*batch)
+        del engine
+        gc.collect()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    Natural(net).backward(*batch)
+    optimizer.step()
 
 
 def test_preparing_leaves_no_trace(batch: Batch) -> None:

@@ -45,8 +45,11 @@ def test_imports_point_down() -> None:
         parts = ("yopo", *file.relative_to(PACKAGE).with_suffix("").parts)
         me = ".".join(part for part in parts if part != "__init__")
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("yopo"):
-                for target in [f"{node.module}.{a.name}" for a in node.names]:
+            targets = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                targets = [f"{node.module}.{a.name}" for a in node.names]
+            for target in targets:
+                if target.split(".")[0] == "yopo":
                     assert layer(me) <= layer(target), f"{me} imports {target}"
 
 

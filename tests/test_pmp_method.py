@@ -1,5 +1,6 @@
 """Algorithm 1 in general form: each player's optimum against brute force, and YOPO as a case."""
 
+import copy
 import itertools
 import json
 from dataclasses import replace
@@ -282,6 +283,17 @@ def test_regularisers_reach_the_gradients(batch: Batch) -> None:
     PMP(model, LINF, m=2, weights_at="before", regulariser=WeightDecay(0.3)).backward(x, y, eta)
     decayed = {k: plain[k] + 0.3 * p.detach() for k, p in model.named_parameters()}
     assert_same(grads(model), decayed)
+
+
+def test_an_exchanged_layer_is_the_one_that_is_trained(batch: Batch) -> None:
+    model = convnet()
+    assert isinstance(model, nn.Sequential)
+    method = PMP(model, LINF, m=2)
+    method.backward(*batch)
+    model.zero_grad()
+    model[-1] = new = copy.deepcopy(model[-1])
+    method.backward(*batch)
+    assert all(p.grad is not None for p in new.parameters())
 
 
 # ---------------------------------------------------------------- bad options

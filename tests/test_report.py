@@ -376,6 +376,36 @@ def test_weights_that_are_both_best_and_last_share_a_caption(tmp_path: Path) -> 
     assert "measured with" not in [column.header for column in table.columns]
 
 
+def test_an_evaluation_of_weights_that_are_gone_does_not_count(tmp_path: Path) -> None:
+    """As of a run that was evaluated, and then went on."""
+    folder = write_run(tmp_path / "a", robust=0.999)
+    digests = {"best": read(folder, "eval.json")["about"]["weights_sha256"], "last": "cd" * 32}
+    for best, counts in ((digests["best"], True), ("ef" * 32, False)):
+        result = read(folder, "result.json") | {"weights_sha256": digests | {"best": best}}
+        result["best"]["pgd-3"] = 0.111
+        (folder / "result.json").write_text(json.dumps(result))
+        runs = read_runs([folder])
+        (said,) = [s for s in headline(runs) if "withstand" in s]
+        assert ("99.90%" in said, "11.10%" in said) == (counts, not counts)
+        assert any("replaced since; evaluate again" in n for n in runs[0].notes) is not counts
+        assert "replaced weights" not in str(summary(runs).caption) or not counts
+
+
+def test_times_of_unlike_runs_are_not_averaged(tmp_path: Path) -> None:
+    """The rival is the longest training's; compiled and plain runs stand apart."""
+    pgd = [write_run(tmp_path / f"pgd-{n}", PGD | {"epochs": n}) for n in (3, 9)]
+    fast = [
+        write_run(tmp_path / engine, {"engine": engine, "seed": seed})
+        for seed, engine in enumerate(("compiled", "plain"))
+    ]
+    said = [s for s in headline(read_runs([*pgd, *fast])) if " trained in " in s]
+    theirs = read(pgd[1], "result.json")["train_seconds"]
+    assert len(said) == 2
+    for sentence, folder in zip(said, fast, strict=True):
+        assert f"{read(folder, 'result.json')['train_seconds'] / theirs:.2f} of PGD-5's" in sentence
+        assert "for 9 epochs" in sentence
+
+
 def test_figures_without_points_are_not_drawn(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / name) for name in ("_hidden", "b")]
     for folder in folders:

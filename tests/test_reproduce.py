@@ -17,6 +17,7 @@ from yopo import cli, reproduction
 from yopo.cli.training import train_one
 from yopo.config import overlay
 from yopo.paper import paper_table
+from yopo.progress import StopRequested
 from yopo.recipes import RECIPES
 from yopo.report.reproduced import cells, heads, notes, summary
 from yopo.reproduction import TABLES
@@ -89,8 +90,11 @@ def test_a_row_end_to_end_and_not_again(
     assert "Not the table's setting" in shown
     # The best weights' figures, by a user's own `yopo eval`, do not count as the table's.
     other = json.loads((folders[0] / "eval.json").read_text())
-    other["about"]["weights"] = "model.safetensors"
+    other["about"] |= {"weights": "model.safetensors", "weights_sha256": "ab" * 32}
     (folders[0] / "eval.json").write_text(json.dumps(other))
+    result = json.loads((folders[0] / "result.json").read_text())
+    result["weights_sha256"]["best"] = "ab" * 32
+    (folders[0] / "result.json").write_text(json.dumps(result))
     assert yopo(monkeypatch, *words, *more) == 0
     again = json.loads((folders[0] / "eval.json").read_text())
     assert again["about"]["weights"] == "model-last.safetensors"
@@ -287,13 +291,18 @@ def test_runs_that_shared_a_gpu_count_for_accuracy_alone(tmp_path: Path) -> None
 @pytest.mark.usefixtures("tiny")
 def test_untimed_runs_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["reproduce", "table1", "--quick", "--rows", "PGD-5", "--out", str(tmp_path)]
+    real, afterwards = Trainer._finish, iter((False, True))
 
-    def interrupt(_self: Trainer) -> None:
-        raise KeyboardInterrupt
+    def interrupt(self: Trainer) -> dict[str, Any]:
+        """Before or after the result is written."""
+        if next(afterwards):
+            real(self)
+        raise StopRequested(saved=True)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_finish", interrupt)
-        assert yopo(monkeypatch, *words, "--untimed") == 130
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_finish", interrupt)
+            assert yopo(monkeypatch, *words, "--untimed") == 130
     assert yopo(monkeypatch, *words) == 0  # resumed: what it had is not timed
     assert not (tmp_path / "pgd-5-seed-0" / "untimed").exists()
     result = json.loads((tmp_path / "pgd-5-seed-0" / "result.json").read_text())

@@ -5,6 +5,7 @@ import multiprocessing
 import random
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tests.runs import (
 )
 from yopo import checkpoint, measure
 from yopo.config import Tree
+from yopo.evaluation.journal import weights_digest
 from yopo.guard import Health, collapse
 from yopo.measure import commonest
 from yopo.progress import StopRequested
@@ -495,6 +497,32 @@ def test_a_stop_during_the_evaluation_is_not_lost(
     again = tiny_trainer(tmp_path)
     assert again.resume()
     assert again.progress.epoch == 1
+
+
+def test_a_stop_says_whether_it_could_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.stop = True
+    monkeypatch.setattr(trainer.files, "save_state", lambda *_: False)  # a full disk
+    with pytest.raises(StopRequested) as stopped:
+        trainer.run()
+    assert not stopped.value.saved
+
+
+def test_results_name_all_hardware_and_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one GPU", "another"):
+        monkeypatch.setattr(yopo.train, "hardware", lambda _, name=name: name)
+        trainer = tiny_trainer(tmp_path)
+        trainer.resume()
+        trainer.stop = name == "one GPU"
+        with suppress(StopRequested):
+            result = trainer.run()
+    assert result["environment"]["hardware"] == "one GPU, then another"
+    evaluated = trainer.follower
+    for which, file in (("best", "model.safetensors"), ("last", "model-last.safetensors")):
+        evaluated.load_state_dict(checkpoint.load_weights(tmp_path / file))
+        assert result["weights_sha256"][which] == weights_digest(evaluated)
 
 
 def test_metrics_that_could_not_be_written_come_with_the_next_line(

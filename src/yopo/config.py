@@ -42,7 +42,6 @@ def _options(value: object) -> object:
         raise ValueError("options should be values as in YAML") from None
 
 
-Number = Annotated[float, BeforeValidator(_number)]
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
 NotNegative = Annotated[float, BeforeValidator(_number), Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]

@@ -87,18 +87,9 @@ def synchronise_batchnorm(model: nn.Module) -> nn.Module:
     if dist.get_backend() == "nccl":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-                synced = _SyncBatchNorm(
-                    child.num_features,
-                    child.eps,
-                    child.momentum,
-                    child.affine,
-                    child.track_running_stats,
-                )
-                synced.load_state_dict(child.state_dict())
-                parent.add_module(name, synced)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            object.__setattr__(module, "__class__", _SyncBatchNorm)  # flags and hooks stay
     return model
 
 
@@ -140,7 +131,8 @@ class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             assert self.running_var is not None
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
-            momentum = self.momentum or 1 / float(self.num_batches_tracked)
+            counted = 1 / float(self.num_batches_tracked)
+            momentum = counted if self.momentum is None else self.momentum
             with torch.no_grad():
                 self.running_mean.lerp_(mean, momentum)
                 self.running_var.lerp_(var * n / (n - 1).clamp(min=1), momentum)

@@ -8,6 +8,7 @@ says why.
 
 import copy
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -76,6 +77,7 @@ class Engine:
         self._eta: Tensor | None = None  # Free's, carried over
         self._hooks: list[RemovableHandle] = []
         self._rebinds = self._told = False
+        self._made = 0  # steps
         self._flags: list[bool] = []
 
     @property
@@ -89,21 +91,23 @@ class Engine:
 
     # ------------------------------------------------------------ stepping
 
-    def step(self, x: Tensor, y: Tensor, *, part: float = 1.0, updates: int = 0) -> Step:
+    def step(self, x: Tensor, y: Tensor, *, part: float = 1.0, updates: int | None = None) -> Step:
         """One optimizer step on images x (B, ...) in [0, 1] with targets y.
 
-        part: of the threat's radius and step, while it grows. updates: steps made before, for EMA.
+        part: of the threat's radius and step, while it grows (a `step` that the method itself was
+        given stays). updates: steps made before, for EMA; by default those of this engine.
         """
         if self._shape is None:
             self.prepare(x, y)
         x, y = x.detach(), y if y.is_floating_point() else y.long()
-        self._check_unchanged()
+        self._check_unchanged(part)
         with self._here():
-            self._set_numbers(part, updates)
+            self._set_numbers(part, self._made if updates is None else updates)
+            self._made += 1
             targets = y.shape, y.dtype
             if x.shape != self._shape or targets != self._targets or self._changed():
                 return self._work(self._plain, x, y)
-            if self._graph is None:
+            if self._graph is None or self._other_numbers():
                 return self._work(self._fast, x, y)
             if self.optimizer.state is not self._recorded:
                 self._take_over_state()
@@ -112,14 +116,22 @@ class Engine:
             self._graph.replay()
             return self._out
 
-    def _check_unchanged(self) -> None:
-        """The method's parts are those that the fast path was made from."""
-        threat, loss = self._made_for
+    def _check_unchanged(self, part: float) -> None:
+        """The method's parts and settings are those that the fast path was made from."""
+        threat, loss, settings = self._made_for
         if getattr(self.method, "threat", None) is not threat or self.method.loss is not loss:
             raise ValueError(
                 "the method's threat or loss was exchanged after the first step; make a new "
                 "Engine, or let the radius grow with step(..., part=)"
             )
+        for name, value in settings.items():
+            if (now := getattr(self.method, name)) != value:
+                raise ValueError(
+                    f"the method's {name} was {value} at the first step and is {now} now; make a "
+                    "new Engine"
+                )
+        if part != 1 and threat is not None and self._full is None:
+            raise ValueError(f"part= is for yopo.Linf and yopo.L2, not {type(threat).__name__}")
         if len(self._groups) != len(self._rates):
             raise ValueError("the optimizer has other parameter groups now; make a new Engine")
 
@@ -138,6 +150,23 @@ class Engine:
                 "step; a new Engine would compile it as it is now"
             )
         return True
+
+    def _other_numbers(self) -> bool:
+        """Whether the optimizer has other numbers than the rate than the captured step has."""
+        other = [k for k, v in self._numbers().items() if self._captured_numbers[k] != v]
+        if other and not self._told:
+            self._told = True
+            self.say(
+                f"steps are no longer one CUDA graph: the optimizer's {', '.join(other)} changed "
+                "(OneCycleLR does that, unless cycle_momentum=False)"
+            )
+        return bool(other)
+
+    def _numbers(self) -> dict[str, list[Any]]:
+        """Momentum and the like, group by group; rates are read anew at each step."""
+        kinds = (int, float, tuple)
+        names = [k for k, v in self.optimizer.defaults.items() if type(v) in kinds and k != "lr"]
+        return {name: [group[name] for group in self._groups] for name in names}
 
     def _read_flags(self) -> list[bool]:
         parameters, modules = self._watched
@@ -223,7 +252,8 @@ class Engine:
     def _prepare(self, x: Tensor, y: Tensor) -> None:
         self.method.prepare(x, y)
         self._shape, self._targets = x.shape, (y.shape, y.dtype)
-        self._made_for = getattr(self.method, "threat", None), self.method.loss
+        plain = {k: v for k, v in vars(self.method).items() if isinstance(v, int | float | str)}
+        self._made_for = getattr(self.method, "threat", None), self.method.loss, plain
         self._watched = list(self.method.model.parameters()), list(self.method.model.modules())
         self._flags = self._read_flags()
         self._eta = self.method.eta if isinstance(self.method, Free) else None
@@ -327,13 +357,16 @@ class Engine:
         if isinstance(model, Compiled):
             method.loss = torch.compile(method.loss, dynamic=False)
             # Hooks, since Free steps inside a batch. Before others: one of them may clip gradients.
-            settle = self.optimizer.register_step_pre_hook(lambda *_: model.settle())
+            at = weakref.proxy(model)  # the optimizer may outlive this engine
+            settle = self.optimizer.register_step_pre_hook(lambda *_: at.settle())
             hooks: Any = self.optimizer._optimizer_step_pre_hooks
             hooks.move_to_end(settle.id, last=False)
             self._hooks = [settle]
             if isinstance(method, Free):  # else once, before the step
-                refresh = self.optimizer.register_step_post_hook(lambda *_: model.refresh())
+                refresh = self.optimizer.register_step_post_hook(lambda *_: at.refresh())
                 self._hooks.append(refresh)
+            for hook in self._hooks:
+                weakref.finalize(model, hook.remove)
         return method
 
     def _rehearse(self, x: Tensor, y: Tensor) -> Tensor:
@@ -365,6 +398,7 @@ class Engine:
                 f"its replay has loss {float(loss):.4g} where the step has {float(expected):.4g}"
             )
         self._graph, self._recorded = graph, self.optimizer.state
+        self._captured_numbers = self._numbers()
 
     @contextmanager
     def _no_trace(self, x: Tensor) -> Iterator[None]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from yopo.frozen import RngState, untouched
+from yopo.frozen import RngState, made_of, untouched
 from yopo.layers import Layers, Row, Theta, layers_of
 from yopo.losses import Loss
 from yopo.propagation import scalar
@@ -141,7 +141,7 @@ class Studied:
         """The dynamics on inputs like x (B, ...)."""
         flags = [module.training for module in self.model.modules()]
         wants = [p.requires_grad for p in self.model.parameters()]
-        key = (x.shape[1:], x.dtype, x.device, *flags, *wants)
+        key = (x.shape[1:], x.dtype, x.device, *flags, *wants, made_of(self.model))
         if key not in self._found:
             self._found[key] = Dynamics.of(self.model, x, self.names, regulariser=self.regulariser)
         return self._found[key]

@@ -1,6 +1,6 @@
 """Where a run is, and what it tells the outside."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -18,7 +18,11 @@ class Watcher(Protocol):
 
 
 class StopRequested(Exception):  # noqa: N818
-    """The run was asked to stop, and its state is saved."""
+    """The run was asked to stop; `saved` says whether its state could be written."""
+
+    def __init__(self, saved: bool) -> None:
+        super().__init__()
+        self.saved = saved
 
 
 @dataclass
@@ -43,3 +47,4 @@ class Progress:
     lines: int = 0  # of metrics.jsonl
     saves: int = 0  # checkpoints written
     good: int = -1  # the last of them known to be sound
+    hardware: list[str] = field(default_factory=list)  # of all its parts

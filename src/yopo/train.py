@@ -23,7 +23,8 @@ from yopo.data.loader import Augment, Loader
 from yopo.data.sources import Arrays
 from yopo.ema import EMA
 from yopo.engine import Engine
-from yopo.evaluation.card import provenance
+from yopo.evaluation.card import hardware, provenance
+from yopo.evaluation.journal import weights_digest
 from yopo.guard import Health, collapse
 from yopo.measure import accuracies, commonest, drift, mix, seed_all
 from yopo.progress import Progress, StopRequested, Watcher
@@ -126,6 +127,9 @@ class Trainer:
         """Train to the end; return what the test set showed."""
         self._warm_up()  # before anything is written: the first batch may not fit the network
         self.files.begin(self.config, self.progress.lines)  # later lines will be written again
+        here = (f"{self.world} × " if self.world > 1 else "") + hardware(self.device)
+        if here not in self.progress.hardware:
+            self.progress.hardware.append(here)
         if self.progress.good < 0:
             self._save(good=True)  # what a collapse in the first epoch goes back to
         while self.progress.epoch < self.config.epochs:
@@ -139,9 +143,8 @@ class Trainer:
     def _stop_if_asked(self) -> None:
         """A signal that came between epochs."""
         if self._anyone(self.stop)[0]:
-            if self._saved != (self.progress.epoch, self.progress.step):
-                self._save(good=True)
-            raise StopRequested
+            there = self._saved == (self.progress.epoch, self.progress.step)
+            raise StopRequested(there or self._save(good=True))
 
     def _warm_up(self) -> None:
         """Study, compile and capture before the clock starts; trains nothing."""
@@ -190,13 +193,13 @@ class Trainer:
                 if broken:
                     return f"the loss is {p.loss_sum}"
                 self.watch.step(p.epoch, p.step, steps, f"loss {p.loss_sum / p.step:.3f}")
-                if stop or (due and p.step < steps):
+                if stop:
+                    raise StopRequested(self._save())
+                if due and p.step < steps:
                     self._save()
                     loss.fill_(p.loss_sum)
                     right.fill_(p.right)
                     started = time.perf_counter()
-                if stop:
-                    raise StopRequested
         return None
 
     def _step(self, x: Tensor, y: Tensor, step: int) -> yopo.Step:
@@ -310,7 +313,7 @@ class Trainer:
             raise RuntimeError(f"training collapsed in epoch {p.epoch + 1}: {reason}")
         scale, rollbacks, lines = p.rate_scale * guard.shrink, p.rollbacks + 1, p.lines
         seconds, spent, evaluated = p.train_seconds, p.propagations, p.evaluate_seconds
-        saves, good, best = p.saves, p.good, (p.best, p.best_epoch)
+        saves, good, best, where = p.saves, p.good, (p.best, p.best_epoch), p.hardware
         try:
             self._restore(*checkpoint.load(self.out / "state" / f"save-{good:06d}"))
         except ValueError as error:
@@ -318,6 +321,7 @@ class Trainer:
         p = self.progress
         p.rate_scale, p.rollbacks, p.lines, p.saves, p.good = scale, rollbacks, lines, saves, good
         p.best, p.best_epoch = best  # those weights lie in the folder
+        p.hardware = where
         # Time and propagations were spent, whatever became of them.
         p.train_seconds, p.propagations, p.evaluate_seconds = seconds, spent, evaluated
         self.watch.say(
@@ -343,6 +347,7 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         """Touch the test set, once, with the best weights and the last ones."""
         result: dict[str, Any] = {}
+        digests: dict[str, str] = {}
         began = time.perf_counter()
         self._write_weights(LAST)
         if self.rank == 0:
@@ -350,11 +355,12 @@ class Trainer:
             steps = self.config.evaluate.steps
             for name, file in (("last", LAST), ("best", BEST)):
                 if name == "best" and self.progress.best_epoch == self.config.epochs:
-                    result[name] = result["last"]  # the same weights
+                    result[name], digests[name] = result["last"], digests["last"]  # the same
                 elif (self.out / file).exists():
                     self.follower.load_state_dict(checkpoint.load_weights(self.out / file))
                     clean, robust = accuracies(self.follower, *self._test, self.config)
                     result[name] = {"clean": clean, f"pgd-{steps}": robust}
+                    digests[name] = weights_digest(self.follower)
             self.follower.load_state_dict(last)
             result |= {
                 "best_epoch": self.progress.best_epoch,
@@ -365,7 +371,9 @@ class Trainer:
                 "warmup_seconds": self._warmup_seconds,
                 "propagations": self.progress.propagations,
                 "test_images": len(self._test[0]),
-                "environment": provenance(self.follower, self.device, []),
+                "weights_sha256": digests,
+                "environment": provenance(self.follower, self.device, [])
+                | {"hardware": ", then ".join(self.progress.hardware)},
             }
             self.files.finish(result)
         if dist.is_initialized():
@@ -398,10 +406,9 @@ class Trainer:
         self._restore(*found)
         return True
 
-    def _save(self, *, good: bool = False) -> None:
-        """Write a checkpoint; a good one is what a collapse goes back to."""
+    def _save(self, *, good: bool = False) -> bool:
+        """Write a checkpoint and say whether it is there; a collapse goes back to a good one."""
         self._saved_at = time.monotonic()
-        self._saved = (self.progress.epoch, self.progress.step)
         p, keep = self.progress, self.config.checkpoint.keep
         if self.world > 1:
             self._gather()
@@ -413,6 +420,9 @@ class Trainer:
         written = self.files.save_state(p.saves, tensors, values, {*recent, p.good})
         if not distributed.from_first([float(written)])[0]:
             p.good = before
+            return False
+        self._saved = (p.epoch, p.step)
+        return True
 
     def _restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         there, mine = values["config"], self._identity()

@@ -5,12 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from yopo.cli.common import pick_device
-from yopo.config import validate
 
 DIAGNOSE = """examples:
   yopo diagnose runs/demo
@@ -24,7 +22,7 @@ def diagnose_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=int, default=100, help="training images to look at")
     parser.add_argument("--splits", help="modules where f0 may end, as conv1,layer1; else chosen")
     parser.add_argument("--m", type=int, default=8, help="largest m to try")
-    parser.add_argument("--weights", default="model.safetensors", help="file in the run's folder")
+    parser.add_argument("--weights", choices=["best", "last"], default="best")
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -34,21 +32,21 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
     import torch
 
     from yopo import checkpoint
-    from yopo.build import build_model, build_threat
+    from yopo.build import build_threat
+    from yopo.cli.saved import find, load_model
     from yopo.data import load
     from yopo.diagnose import diagnose
 
     if rest:
         raise ValueError(f"did not expect {' '.join(rest)}; `yopo diagnose --help` lists options")
-    if not (args.run / "config.yaml").exists():
-        raise ValueError(f"expected the folder of a run, got {args.run}; there is no config.yaml")
+    if not args.run.is_dir():
+        raise ValueError(f"expected the folder of a run, got {args.run}")
     if args.images < 2:
         raise ValueError(f"expected --images of at least 2, got {args.images}")
-    config = validate(yaml.safe_load((args.run / "config.yaml").read_text()))
+    config, weights = find(args.run, args.weights)
     d, device = config.data, pick_device(args.device)
     data = load(d.name, root=d.root, path=d.path, size=d.size)
-    model = build_model(config.model, data.x_train, len(data.names))
-    model.load_state_dict(checkpoint.load_weights(args.run / args.weights))
+    model = load_model(config, weights, data)
     order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(args.seed))
     chosen = order[: args.images]
     found = diagnose(
@@ -60,7 +58,7 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
         m=args.m,
         generator=torch.Generator(device).manual_seed(args.seed),
     ).tree()
-    settings = {"images": len(chosen), "seed": args.seed, "weights": args.weights}
+    settings = {"images": len(chosen), "seed": args.seed, "weights": weights.name}
     checkpoint.write_text(
         args.run / "diagnose.json",
         json.dumps({"settings": settings, "threat": config.threat.model_dump()} | found, indent=1)

@@ -35,8 +35,8 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
     from yopo.report.curves import save_figures
     from yopo.report.headline import headline
     from yopo.report.page import page
-    from yopo.report.paper import TABLES
     from yopo.report.records import read_runs
+    from yopo.reproduction import TABLES
 
     if args.paper is not None and args.paper not in TABLES:
         raise ValueError(f"expected --paper {', '.join(TABLES)}, got {args.paper!r}")

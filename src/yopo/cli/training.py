@@ -133,9 +133,11 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
     from yopo.progress import StopRequested
     from yopo.train import Trainer
 
-    begun = any((out / "state").glob("save-*"))
-    if begun and not args.resume:
+    saved = any((out / "state").glob("save-*"))
+    if saved and not args.resume:
         raise ValueError(f"{out} holds a run; add --resume to go on, or give another --out")
+    if (out / "result.json").exists() and not saved:
+        raise ValueError(f"{out} holds a finished run without checkpoints; give another --out")
     tracker = _tracker(args.track, out)
     device = pick_device(args.device)
     d = config.data
@@ -150,8 +152,9 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
     try:
         with screen.bars, _stop_on_signals(trainer):
             return trainer.run()
-    except StopRequested:
-        screen.say(f"stopped and saved. To go on: {_same_command()}")
+    except StopRequested as stop:
+        done = "stopped and saved" if stop.saved else "stopped; the last checkpoint is an older one"
+        screen.say(f"{done}. To go on: {_same_command()}")
         sys.exit(130)
     finally:
         if tracker is not None:

@@ -95,11 +95,16 @@ def provenance(model: nn.Module, device: torch.device, attacks: Sequence[Attack]
         "model": f"{type(model).__name__} ({parameters:,} parameters)",
         "packages": ", ".join(f"{k} {import_module(v).__version__}" for k, v in modules.items()),
         "commit": _commit(),
-        "hardware": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{platform.machine()} {device.type}, {torch.get_num_threads()} threads",
+        "hardware": hardware(device),
         "finished": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
+
+
+def hardware(device: torch.device) -> str:
+    """The GPU's name, or the processor and its threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} {device.type}, {torch.get_num_threads()} threads"
 
 
 def _commit() -> str | None:

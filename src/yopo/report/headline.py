@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from yopo.evaluation.card import duration, percent
 from yopo.evaluation.result import Interval, wilson
@@ -62,21 +62,20 @@ def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
     for run in runs:
         for e in run.evaluations.values():
             score = scores.get(run)
-            if "autoattack" in e["attacks"] and not (score and "autoattack" in score.words):
-                how = f"{e['about']['images']:,} images, {_counted(run, e)} weights"
+            counted = score and "autoattack" in score.words
+            if "autoattack" in e["attacks"] and (weights := run.weights(e)) and not counted:
+                which = "last" if "last" in weights else weights[0]  # also where they are both
+                how = f"{e['about']['images']:,} images, {which} weights"
                 share = 100 * e["attacks"]["autoattack"]["accuracy"]
                 found.setdefault(how, []).append(f"{run.label} {share:.2f}%")
     return [f"AutoAttack leaves {', '.join(names)} ({how})." for how, names in found.items()]
 
 
-def _counted(run: Run, evaluation: dict[str, Any]) -> str:
-    """Last, where the evaluated weights are also the best."""
-    weights = run.weights(evaluation)
-    return "last" if "last" in weights else weights[0]
-
-
 def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
-    """The runs whose time this one's is measured against: PGD, or TRADES, of the most steps."""
+    """The runs whose time this one's is measured against: PGD, or TRADES, of the most steps.
+
+    Of several such trainings, the seeds of the longest.
+    """
     name = run.config["method"]["name"]
     if name in ("natural", "pgd", "trades"):
         return []
@@ -84,7 +83,8 @@ def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
     same = [r for r in timed(runs) if _task(r) == _task(run) and r.short == run.short]
     rivals = [r for r in same if r.config["method"]["name"] == rival]
     most = max((r.config["method"]["steps"] for r in rivals), default=0)
-    return [r for r in rivals if r.config["method"]["steps"] == most]
+    longest = seeds([r for r in rivals if r.config["method"]["steps"] == most])
+    return max(longest, key=lambda group: group[0].config["epochs"], default=[])
 
 
 def timed(runs: Sequence[Run]) -> list[Run]:

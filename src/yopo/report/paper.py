@@ -12,9 +12,7 @@ from yopo.paper import paper
 from yopo.report.headline import baseline, same_hardware, timed
 from yopo.report.records import Run, seeds
 from yopo.report.tables import Cell, table
-from yopo.reproduction import TABLES as REPRODUCED
-
-TABLES = ("table1", "table2", "table3", "table4")
+from yopo.reproduction import TABLES
 
 
 def paper_html(runs: Sequence[Run], name: str) -> str:
@@ -39,7 +37,7 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
                 cells += [f"{row[attack]:.2f}%", _ours(counted, attack)]
             cells += [_paper_ratio(theirs["rows"], method)] if timed else []
             rows.append([*cells, _ratio(counted, whole)])
-            epochs = REPRODUCED[name].config(method).epochs
+            epochs = TABLES[name].config(method).epochs
             for run in group:
                 how = [d for d in (differs(run, theirs), _length(run, epochs)) if d]
                 if how:

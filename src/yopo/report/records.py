@@ -12,8 +12,8 @@ from yopo.config import validate
 from yopo.run_folder import BEST, LAST
 
 EVALUATIONS = ("eval.json", "model.eval.json", "model-last.eval.json")
-# Settings that say nothing about what is trained.
-FREE = ("seed", "evaluate", "checkpoint", "diagnose", "engine", "notes")
+# Settings that say nothing about what is trained, and how fast.
+FREE = ("seed", "evaluate", "checkpoint", "diagnose", "notes")
 LABELS = {"natural": "Natural", "fast": "FGSM-RS", "nfgsm": "N-FGSM", "free": "Free"}
 
 
@@ -33,7 +33,8 @@ class Run:
         """As the paper writes it: YOPO-5-3."""
         m = self.config["method"]
         label = LABELS.get(m["name"], m["name"].upper())
-        numbers = [str(m[k]) for k in ("steps", "m", "n") if k in m]
+        names = ("m",) if m["name"] == "pmp" else ("steps", "m", "n")
+        numbers = [str(m[k]) for k in names if k in m]
         return "-".join([label, *numbers]) + (" before" if m.get("grad_at") == "before" else "")
 
     @property
@@ -82,15 +83,22 @@ class Run:
         return found
 
     def weights(self, evaluation: dict[str, Any]) -> list[str]:
-        """Which of its weights were evaluated: best, last, both if they are the same, or a file."""
-        file = str(evaluation["about"]["weights"])
-        names = {BEST: ["best", "last"], LAST: ["last", "best"]}.get(file, [file])
+        """Which of its weights were evaluated: best, last, both if they are the same, or a file.
+
+        None, if they were replaced since, as by going on with the run.
+        """
+        about = evaluation["about"]
+        file = str(about["weights"])
+        names = {BEST: ["best", "last"], LAST: ["last", "best"]}.get(file, [])
+        digests = (self.result or {}).get("weights_sha256")
+        if names and digests and "weights_sha256" in about:
+            return [n for n in names if digests.get(n) == about["weights_sha256"]]
         same = self.result and self.result["best_epoch"] == self.config["epochs"]
-        return names if same else names[:1]
+        return (names if same else names[:1]) or [file]
 
     def said_weights(self, evaluation: dict[str, Any]) -> str:
         """The same in words: best = last where they are."""
-        return " = ".join(sorted(self.weights(evaluation)))
+        return " = ".join(sorted(self.weights(evaluation))) or "replaced"
 
     @property
     def notes(self) -> list[str]:
@@ -105,6 +113,11 @@ class Run:
             )
         elif self.shared:
             notes.append("Shared a GPU with other runs; time does not count.")
+        notes += [
+            f"{file} is of weights that were replaced since; evaluate again."
+            for file, evaluation in self.evaluations.items()
+            if not self.weights(evaluation)
+        ]
         for line in self.lines:
             if "collapse" in line:
                 notes.append(
