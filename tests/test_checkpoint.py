@@ -170,3 +170,11 @@ def test_a_header_as_long_as_a_pickles_first_bytes_is_no_pickle(
         pytest.fail("no header of this length")
     assert torch.equal(checkpoint.load_weights(path)["a"], TENSORS["a"])
     assert checkpoint.load_metadata(path)["x"] == "-" * pad
+
+
+def test_files_have_the_users_own_mode_and_equal_weights_equal_bytes(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("")
+    for name in ("a", "b"):
+        checkpoint.save_weights(tmp_path / name, TENSORS, {"config": "{}"})
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "text").stat().st_mode
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

@@ -119,6 +119,25 @@ def test_samples_eps_weights_precision_and_examples(
     assert len(found["pgd-5.index"]) == len(found["pgd-5.labels"]) == broken > 0
 
 
+def test_a_lesser_evaluation_does_not_replace_a_greater_one(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def evaluate(attacks: str, samples: int) -> tuple[str, set[Path]]:
+        words = ["--attacks", attacks, "--samples", str(samples)]
+        assert yopo(monkeypatch, "eval", run, *words) == 0
+        return (run / "eval.json").read_text(), {*run.glob("eval-2*")}
+
+    great, none = evaluate("clean,pgd-2,pgd-3", 20)
+    _, aside = evaluate("pgd-2", 20)
+    assert "the evaluation before, which has more, is kept as eval-2" in capsys.readouterr().out
+    assert not none
+    assert sorted(path.suffix for path in aside) == [".json", ".md"]
+    (kept,) = [path for path in aside if path.suffix == ".json"]
+    assert kept.read_text() == great
+    for attacks, samples in (("pgd-2,pgd-4", 20), ("pgd-2,pgd-4", 30)):  # more, each time
+        assert evaluate(attacks, samples)[1] == aside
+
+
 def test_a_weights_file_is_evaluated_by_its_own_metadata(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

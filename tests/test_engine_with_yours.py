@@ -319,6 +319,11 @@ def test_a_part_of_a_threat_of_ones_own_is_refused(batch: Batch) -> None:
     Engine(natural(net, sgd(net)), sgd(net), compile=False).step(*batch, part=0.5)
 
 
+def test_an_optimizer_of_another_network_is_refused() -> None:
+    with pytest.raises(ValueError, match="none of the model's parameters"):
+        Engine(Natural(convnet()), sgd(convnet()))
+
+
 def test_an_optimizer_outlives_its_engines(batch: Batch) -> None:
     net = bn_convnet()
     optimizer = sgd(net)

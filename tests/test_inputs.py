@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import Batch, bn_convnet
-from yopo import PGD, YOPO, Linf, Natural
+from yopo import L2, PGD, YOPO, Linf, Natural, evaluate
 
 Spoil = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -90,7 +90,32 @@ def test_things_that_are_not_tensors(batch: Batch) -> None:
         Natural(bn_convnet()).backward(x, y.tolist())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("output", ["tuple", "map"])
+def test_things_that_are_no_threat(batch: Batch) -> None:
+    with pytest.raises(TypeError, match=r"expected a threat, as yopo\.Linf\(8 / 255\), got 0\.03"):
+        YOPO(bn_convnet(), 0.03)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expected a threat, as .*, got 0\.03"):
+        evaluate(bn_convnet(), batch, 0.03)  # type: ignore[arg-type]
+    for bad in ("8/255", None):
+        with pytest.raises(TypeError, match=f"eps as a number, as 8 / 255, got {bad!r}"):
+            Linf(bad)  # type: ignore[arg-type]
+
+
+def test_rounding_may_leave_the_box(batch: Batch) -> None:
+    x, y = batch
+    over = x.clone()
+    over[0, 0, 0, 0] = 1 + 5e-7
+    for kind in (Linf(0.1), L2(0.5)):
+        eta = PGD(bn_convnet(), kind, steps=2).backward(over, y).eta
+        assert (over + eta).max() <= 1
+    over[0, 0, 0, 0] = 1.003
+    with pytest.raises(ValueError, match=r"from .* to 1\.003; use x\.clamp\(0, 1\)"):
+        PGD(bn_convnet(), Linf(0.1)).backward(over, y)
+
+
+FIXES = {"tuple": "wrap it so that it returns the logits alone", "map": r"unsqueeze\(1\)"}
+
+
+@pytest.mark.parametrize("output", FIXES)
 def test_models_that_do_not_return_logits(output: str, batch: Batch) -> None:
     class Wrong(nn.Module):
         def __init__(self) -> None:
@@ -100,5 +125,8 @@ def test_models_that_do_not_return_logits(output: str, batch: Batch) -> None:
         def forward(self, x: Tensor) -> object:
             return (self.conv(x),) if output == "tuple" else self.conv(x)
 
-    with pytest.raises(ValueError, match=r"expected logits \(batch, classes\)"):
+    message = rf"expected logits \(batch, classes\) .*{FIXES[output]}"
+    with pytest.raises(ValueError, match=message):
         YOPO(Wrong(), Linf(0.1)).backward(*batch)
+    with pytest.raises(ValueError, match=message):
+        evaluate(Wrong(), batch, Linf(0.1))

@@ -408,6 +408,14 @@ def test_loss_is_an_argument_and_must_be_a_number(
         method.backward(*batch)
 
 
+def test_losses_that_lead_nowhere(batch: Batch) -> None:
+    for method in (PGD(convnet(), THREAT, loss=lambda z, _: z.detach().sum()),):
+        with pytest.raises(ValueError, match="the loss does not depend on the model's output"):
+            method.backward(*batch)
+    with pytest.raises(TypeError, match="loss as a tensor of one number, got float"):
+        PGD(convnet(), THREAT, loss=lambda z, _: z.sum().item()).backward(*batch)  # type: ignore
+
+
 def test_a_loss_of_ones_own_may_ignore_labels(batch: Batch) -> None:
     x, y = batch
     model = convnet()
@@ -449,6 +457,9 @@ def test_one_output_with_a_binary_loss(batch: Batch) -> None:
     )
     method.backward(x, torch.arange(6) % 2)
     assert grads(model).keys() == {"1.weight", "1.bias"}
+    for kind in (TRADES, TRADESYOPO):  # whose KL between two softmaxes would be 0
+        with pytest.raises(ValueError, match=f"{kind.__name__} compares .* model with one output"):
+            kind(model, THREAT, loss=method.loss).backward(x, torch.arange(6) % 2)
 
 
 @every_method

@@ -394,6 +394,36 @@ def test_a_network_without_modules_is_refused(batch: Batch) -> None:
         Split(Bare()).cut(batch[0])
 
 
+class Joined(nn.Module):
+    """Neither stem sees all of the output; what joins them has no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+        self.head = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cat([self.a(x), self.b(x)], 1))  # type: ignore[no-any-return]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied, self.relu = nn.Linear(192, 192), nn.ReLU()
+        self.flatten, self.head = nn.Flatten(), nn.Linear(192, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tied(self.relu(self.tied(x.flatten(1))))
+        return self.head(x.relu()) + self.head(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("build", "name"), [(Joined, "head.0"), (Tied, "relu")])
+def test_f0_may_end_at_a_module_without_parameters(build: Build, name: str, batch: Batch) -> None:
+    model = build()
+    assert Split(model).cut(batch[0]).name == name
+    YOPO(model, Linf(0.1), m=2, n=2).backward(*batch)
+
+
 def test_an_output_that_ignores_the_input_is_refused(batch: Batch) -> None:
     class Blind(nn.Module):
         def __init__(self) -> None:

@@ -453,6 +453,19 @@ def test_a_network_that_dies_while_eps_grows_is_brought_back(
     assert [("collapse" in line) for line in lines(tmp_path)] == [False, False, True, False, False]
 
 
+def test_a_setting_that_came_later_has_its_default(tmp_path: Path) -> None:
+    """A run of a version that did not have it goes on; one of another value does not."""
+    tiny_trainer(tmp_path, {"epochs": 1}).run()
+    tensors, values = checkpoint.load(checkpoint.saved(tmp_path / "state")[0])
+    assert values["config"]["evaluate"].pop("keep") == "best"
+    assert values["config"]["optimizer"].pop("nesterov") is False
+    checkpoint.save(tmp_path / "state", 99, tensors, values, keep={99})
+    assert tiny_trainer(tmp_path, {"epochs": 1}).resume()
+    other: Tree = {"epochs": 1, "evaluate": {"keep": "last"}}
+    with pytest.raises(ValueError, match=r"another configuration \(evaluate\.keep\)"):
+        tiny_trainer(tmp_path, other).resume()
+
+
 def test_other_data_is_not_resumed_on(tmp_path: Path) -> None:
     tiny_trainer(tmp_path).run()
     with pytest.raises(ValueError, match="another configuration"):

@@ -96,7 +96,10 @@ def _network(config: ModelConfig, classes: int, channels: int, side: int) -> nn.
         if config.name == "smallcnn":
             options.setdefault("size", side)
         _fits(config.name, NETWORKS[config.name], classes, **options)
-        return NETWORKS[config.name](classes, **options)
+        try:
+            return NETWORKS[config.name](classes, **options)
+        except TypeError as error:
+            raise ValueError(f"model.options do not fit {config.name}: {error}") from None
     if config.name.startswith("timm:"):
         try:
             timm = importlib.import_module("timm")

@@ -136,10 +136,13 @@ def write_text(path: Path, text: str) -> None:
 def _write_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:
     """safetensors' file; it needs contiguous tensors on the CPU that share no memory."""
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    path.touch()
+    mode = path.stat().st_mode  # as the user's other files; save_file lets no one else read it
     try:
         save_file(plain, path, metadata=metadata)
     except SafetensorError as error:  # what the writer makes of a full disk
         raise OSError(str(error)) from None
+    path.chmod(mode)
 
 
 def _digest(path: Path) -> str:

@@ -5,6 +5,8 @@ from numbers import Integral
 import torch
 from torch import Tensor, nn
 
+ROUNDING = 1e-6  # by which arithmetic may leave [0, 1]; threats bring x + eta back
+
 
 def check_trainable(model: nn.Module) -> None:
     """The model has something to train."""
@@ -14,6 +16,13 @@ def check_trainable(model: nn.Module) -> None:
         raise ValueError("the model has no parameters, so there is nothing to train")
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("no parameter requires gradients; call model.requires_grad_() first")
+
+
+def check_threat(threat: object) -> None:
+    """A threat has a radius, a step and three operations."""
+    needed = ("eps", "step", "start", "project", "ascend")
+    if not all(hasattr(threat, name) for name in needed):
+        raise TypeError(f"expected a threat, as yopo.Linf(8 / 255), got {threat!r}")
 
 
 def check_at_least(name: str, value: int, least: int) -> None:
@@ -48,14 +57,16 @@ def check_images(x: Tensor, model: nn.Module) -> None:
             f"use x.to({str(parameter.device)!r})"
         )
     low, high = torch.stack(torch.aminmax(x)).tolist()  # both NaN if any value is
-    if low >= 0 and high <= 1:
+    if low >= -ROUNDING and high <= 1 + ROUNDING:
         return
     if not (abs(low) < float("inf") and abs(high) < float("inf")):
         raise ValueError("expected finite images, got NaN or infinite values; clean the data first")
     fix = "put the normalisation inside the model (yopo.Normalize)"
     if low >= 0 and 8 < high <= 255:
         fix = "use x / 255"
-    raise ValueError(f"expected images in [0, 1], got values from {low:.4g} to {high:.4g}; {fix}")
+    elif low > -0.1 and high < 1.1:  # as interpolation leaves them
+        fix = "use x.clamp(0, 1)"
+    raise ValueError(f"expected images in [0, 1], got values from {low:.6g} to {high:.6g}; {fix}")
 
 
 def check_targets(y: Tensor, x: Tensor, classes: int | None) -> None:

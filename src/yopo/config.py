@@ -345,6 +345,15 @@ def nested(flags: Mapping[str, str]) -> Tree:
     return tree
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> Tree:
+    """{"method": {"m": 5}} as {"method.m": 5}."""
+    found: Tree = {}
+    for key, value in tree.items():
+        inside = isinstance(value, Mapping) and value
+        found |= flat(value, f"{prefix}{key}.") if inside else {f"{prefix}{key}": value}
+    return found
+
+
 def validate(tree: Tree) -> Config:
     """Fill in the defaults; raise one ValueError that names every problem and its fix."""
     tree = overlay(Config().tree(), tree)

@@ -313,6 +313,7 @@ def _recommend(
             f"raised the true loss in all {STEPS} looked at"
             if watched.stops is None
             else f"stop raising the true loss after {watched.stops}"
+            + (", but fresh co-states make up for it" if n > watched.stops else "")
         ),
         "f0 is affine, so inner steps cost nothing"
         if depth.affine

@@ -57,6 +57,9 @@ class Engine:
         self.method, self.optimizer, self.ema, self.say = method, optimizer, ema, say
         self.precision, self.compile = precision, compile
         self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
+        own = {id(p) for p in method.model.parameters()}
+        if not any(id(p) in own for p in self.parameters):
+            raise ValueError("the optimizer has none of the model's parameters; make it anew")
         self.device = self.parameters[0].device
         self.capture = capture and self.device.type == "cuda"
         self._cast = precision == "bf16" and self.device.type == "cuda"  # where it pays

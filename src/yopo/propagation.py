@@ -13,6 +13,7 @@ from yopo.threat import Threat
 Objective = Callable[[Tensor], Tensor]  # logits (B, C) -> scalar
 
 NO_WAY_BACK = "the model's output does not depend on its input; nothing to attack"
+NO_GRADIENT = "the loss does not depend on the model's output; it should not detach it"
 
 # Costs in units of one full propagation. A pass has three parts of about equal work: forward,
 # backward to the activations, backward to the weights.
@@ -58,7 +59,7 @@ def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | N
             logits = network(x.clone())
             loss = scalar(objective(_tensor(logits)))
             if not loss.requires_grad:
-                raise ValueError(NO_WAY_BACK)
+                raise ValueError(NO_GRADIENT if logits.requires_grad else NO_WAY_BACK)
             if weights is None:
                 (grad,) = torch.autograd.grad(loss, x)
             else:
@@ -92,6 +93,8 @@ def differentiate(f: Network, loss: Tensor, x: Tensor | None = None) -> None:
 
 def scalar(loss: Tensor) -> Tensor:
     """Pass the loss on if it is one number."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"expected the loss as a tensor of one number, got {type(loss).__name__}")
     if loss.dim() == 0:
         return loss
     raise ValueError(
@@ -103,7 +106,13 @@ def scalar(loss: Tensor) -> Tensor:
 def _tensor(logits: Tensor) -> Tensor:
     if isinstance(logits, Tensor):
         return logits
-    raise ValueError(
-        f"expected logits (batch, classes) from the model, got {type(logits).__name__}; "
-        "wrap the model so that it returns the logits alone"
-    )
+    raise ValueError(no_logits(logits))
+
+
+def no_logits(output: object) -> str:
+    """What to say of a model's output that is no logits."""
+    if isinstance(output, Tensor):
+        got, fix = str(tuple(output.shape)), "flatten or unsqueeze(1) what it returns"
+    else:
+        got, fix = type(output).__name__, "wrap it so that it returns the logits alone"
+    return f"expected logits (batch, classes) from the model ({fix}), got {got}"

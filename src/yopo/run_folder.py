@@ -9,7 +9,6 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-import yopo
 from yopo import checkpoint
 from yopo.config import Config
 from yopo.progress import Watcher
@@ -54,7 +53,8 @@ class RunFolder:
         """Write a network's weights with the settings; say whether that worked."""
         if not self.writes:
             return True
-        metadata = {"config": json.dumps(config.tree()), "yopo": yopo.__version__}
+        # One entry: safetensors writes several in any order, and equal runs would differ.
+        metadata = {"config": json.dumps(config.tree())}
         try:
             checkpoint.save_weights(self.path / name, state, metadata)
         except OSError as error:

@@ -44,9 +44,9 @@ class Cut:
 class Split:
     """The network as g ∘ f0, f0 being all up to and including the module `first_layer`.
 
-    Without a name, f0 ends at the first module with parameters that the whole input passes
-    through, in the order in which modules finish. `known`: where it ends, if that was found
-    before on another form of the same network.
+    Without a name, f0 ends at the first module with parameters (if there is none, at the first)
+    that the whole input passes through, in the order in which modules finish. `known`: where it
+    ends, if that was found before on another form of the same network.
     """
 
     def __init__(
@@ -277,8 +277,9 @@ def _reaches(start: Edge, x: Tensor, without: Edge) -> bool:
 
 
 def _first_cut(calls: list[_Call], is_cut: IsCut) -> _Call | None:
-    with_parameters = (c for c in calls if next(c.module.parameters(), None) is not None)
-    return next(filter(is_cut, with_parameters), None)
+    cuts = list(filter(is_cut, calls))
+    with_parameters = (c for c in cuts if next(c.module.parameters(), None) is not None)
+    return next(with_parameters, cuts[0] if cuts else None)
 
 
 def _named_cut(calls: list[_Call], is_cut: IsCut, name: str, target: nn.Module) -> _Call:

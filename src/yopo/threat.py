@@ -5,6 +5,7 @@ start, a projection, and n ascent steps along one fixed gradient. Any object wit
 """
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Protocol
 
 import torch
@@ -113,6 +114,9 @@ def _set_radius_and_step(threat: Linf | L2, eps: float | Tensor, step: float | N
         object.__setattr__(threat, "eps", eps)
         object.__setattr__(threat, "step", eps / 4 if step is None else step)
         return
+    given: object = eps
+    if not isinstance(given, Real):
+        raise TypeError(f"expected eps as a number, as 8 / 255, got {eps!r}")
     if not 0 < eps < float("inf"):
         raise ValueError(f"expected eps > 0, got {eps}; without an adversary use yopo.Natural")
     if isinstance(threat, Linf) and eps > 1:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import yopo
 from yopo import checkpoint, distributed
 from yopo.build import build_method, build_model, build_optimizer, build_threat
-from yopo.config import Config
+from yopo.config import Config, Tree, flat, validate
 from yopo.data.loader import Augment, Loader
 from yopo.data.sources import Arrays
 from yopo.ema import EMA
@@ -425,7 +425,7 @@ class Trainer:
         return True
 
     def _restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        there, mine = values["config"], self._identity()
+        there, mine = flat(_filled(values["config"])), flat(self._identity())
         if other := [key for key in {**mine, **there} if there.get(key) != mine.get(key)]:
             raise ValueError(
                 f"{self.out} holds a run of another configuration ({', '.join(other)}); give "
@@ -440,13 +440,7 @@ class Trainer:
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same for a run to go on; where data lies and when to save may differ."""
-        tree = self.config.tree()
-        for key in ("checkpoint", "diagnose", "notes", "engine"):
-            tree.pop(key)
-        tree["data"].pop("root")
-        tree["data"].pop("path")
-        tree["data"].pop("resident")
-        return tree | {"training data": self._data_digest}
+        return _what_counts(self.config) | {"training data": self._data_digest}
 
     def _write_weights(self, name: str) -> bool:
         """Write the followed network's weights; say whether that worked."""
@@ -464,3 +458,21 @@ class Trainer:
     def _sync(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _what_counts(config: Config) -> Tree:
+    tree = config.tree()
+    for key in ("checkpoint", "diagnose", "notes", "engine"):
+        tree.pop(key)
+    for key in ("root", "path", "resident"):
+        tree["data"].pop(key)
+    return tree
+
+
+def _filled(identity: Tree) -> Tree:
+    """With the defaults of settings that an older version did not have."""
+    config = {key: value for key, value in identity.items() if key != "training data"}
+    try:
+        return _what_counts(validate(config)) | {"training data": identity["training data"]}
+    except (ValueError, KeyError):  # of another version
+        return identity

@@ -56,7 +56,7 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        print("interrupted; the last checkpoint, if there is one, is kept", file=sys.stderr)
+        print("interrupted; what was saved is kept", file=sys.stderr)
         sys.exit(130)
 
 

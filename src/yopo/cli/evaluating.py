@@ -1,6 +1,8 @@
 """`yopo eval`."""
 
 import argparse
+import json
+import re
 import shlex
 import signal
 import sys
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from yopo import L2, Linf, Result
     from yopo.config import Config
 
+SHOWN = ("threat", "data", "images", "weights_sha256")  # what saved examples belong to
 EVAL = """examples:
   yopo eval runs/demo --attacks clean,pgd-20,cw,autoattack --samples 1000
   yopo eval runs/c10 --attacks pgd-50-10,cw-linf --weights last --eps 6/255
@@ -138,8 +141,10 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
     card = stem.with_name(f"{stem.name}.md")
     if args.save_examples:
         images = stem.with_name(f"{stem.name}-examples.safetensors")
-        facts = {key: str(result.about[key]) for key in ("threat", "data", "weights_sha256")}
+        facts = {key: str(result.about[key]) for key in SHOWN}
         checkpoint.save_weights(images, _examples(result, y), facts)
+    if aside := _set_aside(stem, result):
+        screen.say(f"the evaluation before, which has more, is kept as {aside}")
     checkpoint.write_text(stem.with_name(f"{stem.name}.json"), result.to_json())
     checkpoint.write_text(card, result.card())
     result.forget()
@@ -147,6 +152,25 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
     for warning in result.warnings:
         screen.say(f"warning ({warning.code}): {warning.text}")
     screen.say(f"card: {card}")
+
+
+def _set_aside(stem: Path, result: "Result") -> str | None:
+    """Rename an evaluation of the same weights that has more attacks or images than the new one."""
+    file = stem.with_name(f"{stem.name}.json")
+    try:
+        old = json.loads(file.read_text())
+        about, attacks, when = old["about"], {*old["attacks"]}, old["about"]["finished"]
+        same = about["weights_sha256"] == result.about["weights_sha256"]
+        more = attacks - {*result.outcomes} or about["images"] > result.about["images"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not (same and more):
+        return None
+    name = f"{stem.name}-{re.sub('[^0-9]', '', when)}"
+    for end in (".json", ".md"):
+        if (found := stem.with_name(stem.name + end)).exists():
+            found.rename(stem.with_name(name + end))
+    return f"{name}.json"
 
 
 def result_table(result: "Result") -> Table:

@@ -106,13 +106,16 @@ def load_strip(run: "Run") -> "Strip | None":
     with the examples alone, and says so.
     """
     from yopo import checkpoint
+    from yopo.cli.evaluating import SHOWN
     from yopo.report.pictures import Strip, choose
 
     file, found = run.folder / "eval-examples.safetensors", run.evaluations.get("eval.json")
     if found is None or not file.is_file():
         return None
-    if checkpoint.load_metadata(file).get("weights_sha256") != found["about"]["weights_sha256"]:
-        return None  # of another evaluation than eval.json
+    facts, about = checkpoint.load_metadata(file), found["about"]
+    if any(facts.get(key, str(about[key])) != str(about[key]) for key in SHOWN):
+        print(f"{run.label}: no pictures, because {file.name} is of another evaluation")
+        return None
     tensors = checkpoint.load_weights(file)
     broken = [a for a in found["attacks"] if len(tensors.get(f"{a}.labels", ()))]
     if not broken:

@@ -253,6 +253,8 @@ def _flags(rest: list[str]) -> dict[str, str]:
 def _read_yaml(path: Path) -> Tree:
     try:
         tree = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"no file {path}") from None
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(tree, dict):

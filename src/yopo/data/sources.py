@@ -80,7 +80,7 @@ def load(
         return _from_npz(Path(path))
     if name == "folder":
         if root is None:
-            raise ValueError("expected root, a folder with train/ and test/, got None; give root=")
+            raise ValueError("expected root (data.root), a folder with train/ and test/, got None")
         return _from_folder(Path(root), size)
     root = default_root() if root is None else Path(root)
     found = find(name, root)

@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from yopo.checks import check_at_least, check_choice, check_images, check_step, check_targets
+from yopo.checks import (
+    check_at_least,
+    check_choice,
+    check_images,
+    check_step,
+    check_targets,
+    check_threat,
+)
 from yopo.evaluation import autoattack
 from yopo.evaluation.card import norm, provenance, settings
 from yopo.evaluation.journal import Journal, digest, told, weights_digest
@@ -18,6 +25,7 @@ from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Data, Outcome, Progress, run
 from yopo.evaluation.suspicions import SAMPLE, Suspicion, after, before
 from yopo.frozen import Frozen, eval_mode
+from yopo.propagation import no_logits
 from yopo.threat import Threat
 
 Batches = Iterable[Sequence[Tensor]]
@@ -57,6 +65,7 @@ def evaluate(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    check_threat(threat)
     chosen = parse_all(attacks)
     check_at_least("batch", batch, 1)
     check_choice("precision", precision, ("float32", "tf32", "bf16"))
@@ -147,8 +156,7 @@ def check_data(model: nn.Module, x: Tensor, y: Tensor, precision: Precision) -> 
     with torch.no_grad(), products("float32"), eval_mode(model):
         logits = Frozen(net)(data.images(torch.arange(1)))
     if not isinstance(logits, Tensor) or logits.dim() != 2:
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(f"expected logits (batch, classes) from the model, got {got}")
+        raise ValueError(no_logits(logits))
     classes = logits.shape[1]
     check_targets(y, y, classes)
     return classes

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from yopo.checks import check_eta, check_images, check_targets, check_trainable
+from yopo.checks import check_eta, check_images, check_targets, check_threat, check_trainable
 from yopo.frozen import (
     Frozen,
     all_or_nothing,
@@ -18,7 +18,7 @@ from yopo.frozen import (
     uncompiled,
 )
 from yopo.losses import Loss
-from yopo.propagation import Objective
+from yopo.propagation import Objective, no_logits
 from yopo.threat import Threat
 
 
@@ -34,6 +34,8 @@ class Step:
 
 class Method(ABC):
     """A way to train. `backward` fills .grad of the model's parameters; nothing else changes."""
+
+    compares_classes = False  # with one logit, whose softmax is always 1, it would do nothing
 
     def __init__(self, model: nn.Module, *, loss: Loss | None) -> None:
         check_trainable(model)
@@ -66,6 +68,11 @@ class Method(ABC):
         made_of_now = made_of(self.model)
         if self._classes is None or self._made_of != made_of_now:
             self._classes, self._made_of = count_classes(self.model, x), made_of_now
+        if self.compares_classes and self._classes < 2:
+            raise ValueError(
+                f"{type(self).__name__} compares the predictions of two or more classes, got a "
+                "model with one output z; let it return torch.cat([torch.zeros_like(z), z], 1)"
+            )
         # With a loss of the user's own, targets may be of its own kind too.
         known = getattr(self.loss, "func", self.loss) is F.cross_entropy
         known = known and "ignore_index" not in getattr(self.loss, "keywords", {})
@@ -92,6 +99,7 @@ class AdversarialMethod(Method):
         generator: torch.Generator | None,
     ) -> None:
         super().__init__(model, loss=loss)
+        check_threat(threat)
         self.threat = threat
         self.generator = generator
 
@@ -107,8 +115,5 @@ def count_classes(model: nn.Module, x: Tensor) -> int:
     with torch.no_grad(), eval_mode(model), forked_rng(x):
         logits = Frozen(uncompiled(model))(x.clone())
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
-        got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise ValueError(
-            f"expected logits (batch, classes) from the model, got {got} for {len(x)} images"
-        )
+        raise ValueError(f"{no_logits(logits)} for {len(x)} images")
     return logits.shape[1]

@@ -20,6 +20,8 @@ class TRADES(AdversarialMethod):
     eta = 0 the gradient of 𝓛 vanishes. attack_mode: as for PGD.
     """
 
+    compares_classes = True
+
     def __init__(
         self,
         model: nn.Module,

@@ -23,6 +23,8 @@ class TRADESYOPO(AdversarialMethod):
     first_layer: as for YOPO. beta, attack_mode: as for TRADES.
     """
 
+    compares_classes = True
+
     def __init__(
         self,
         model: nn.Module,
