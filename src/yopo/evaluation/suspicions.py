@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from yopo.attacks import pgd
-from yopo.evaluation.probe import STEPS, steepest, step_of, untouched, withstands
+from yopo.evaluation.probe import STEPS, falls, steepest, step_of, untouched, withstands
 from yopo.frozen import Frozen
 from yopo.losses import margin
 from yopo.threat import L2, Linf, Threat
@@ -79,6 +79,9 @@ def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[
     if randomness or not alive.any():  # walks that are random or cannot move compare nothing
         return
     x, y = x[alive], y[alive]
+    if false := list(_false_gradients(falls(f, x, y, threat))):
+        yield from false
+        return
     many = withstands(f, x, y, threat, one_step=False)
     yield from _more_steps(withstands(f, x, y, threat, one_step=True), many)
     if isinstance(threat, Linf | L2):
@@ -165,6 +168,18 @@ def _zero_gradients(alive: Tensor) -> Iterator[Suspicion]:
             "gradient is zero or not finite in every pixel, so gradient attacks cannot move and "
             "prove nothing. Trust square, or replace the layer that blocks the gradient by a "
             "differentiable one for the attack (BPDA).",
+        )
+
+
+def _false_gradients(fallen: Tensor) -> Iterator[Suspicion]:
+    """Up a direction that has nothing to do with the network, half of the margins would fall."""
+    if fallen.double().mean() > 0.25:
+        yield Suspicion(
+            "false-gradients",
+            f"for {_share(fallen)} of {len(fallen)} correctly classified images a step of eps/10 "
+            "up the margin's gradient lowers the margin: the gradient is not that of the output, "
+            "or oscillates within the step. Trust square, and look for detached or replaced "
+            "gradients and for shattering layers; probes that walk along it were skipped.",
         )
 
 
