@@ -477,11 +477,13 @@ def test_the_trainings_own_pgd_does_not_stand_beside_an_evaluations(tmp_path: Pa
     found["attacks"]["pgd-3"] = next(iter(found["attacks"].values()))  # as result.json's
     (folders[0] / "eval.json").write_text(json.dumps(found))
     one, two = read_runs(folders)
-    shown = {c.header: list(c.cells) for c in summary([one, two]).columns}["pgd-3"]
-    assert shown == [f"{100 * found['attacks']['pgd-3']['accuracy']:.2f}%", "–"]
-    alone = {c.header: list(c.cells) for c in summary([two]).columns}["pgd-3"]
     assert two.result is not None
-    assert alone == [f"{100 * two.result['best']['pgd-3']:.2f}%"]
+    own = f"{100 * two.result['best']['pgd-3']:.2f}%"
+    shown = {c.header: list(c.cells) for c in summary([one, two]).columns}
+    assert shown["pgd-3"] == [f"{100 * found['attacks']['pgd-3']['accuracy']:.2f}%", "–"]
+    assert shown["own pgd-3"] == ["–", own]
+    alone = {c.header: list(c.cells) for c in summary([two]).columns}["pgd-3"]
+    assert alone == [own]
 
 
 def test_evaluations_of_different_kinds_stand_apart(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def summary(runs: "Sequence[Run]") -> Table:
         if not run.evaluations:
             # The training's own PGD takes other steps than an evaluation's of the same name.
             others, (which, measured) = any(r.evaluations for r in runs), run.own
-            own = {k: v for k, v in measured.items() if k == "clean" or not others}
+            own = {f"own {k}" if others and k != "clean" else k: v for k, v in measured.items()}
             many = f", {run.result['test_images']:,} images" if run.result else ""
             rows.append((run, f"by training itself, {which} weights{many}" if own else "", own))
     ways = list(dict.fromkeys(how for _, how, _ in rows if how))

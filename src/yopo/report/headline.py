@@ -46,7 +46,8 @@ def comparable(runs: Sequence[Run]) -> dict[Run, Score]:
     worst = {run: {score.kind: score for score in _worst(run)} for run in runs}
     shared = set.intersection(*(set(found) for found in worst.values()))
     if shared:
-        lowest = min(shared, key=lambda kind: mean(found[kind].share for found in worst.values()))
+        means = {kind: mean(found[kind].share for found in worst.values()) for kind in shared}
+        lowest = min(means, key=lambda kind: (means[kind], str(kind)))  # of equal ones the best's
         return {run: found[lowest] for run, found in worst.items()}
     measures: tuple[Callable[[Run], Score | None], ...] = (_test, _held_out)
     for measure in measures:
