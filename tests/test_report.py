@@ -27,6 +27,7 @@ from yopo.report import curves
 from yopo.report.headline import headline
 from yopo.report.page import page
 from yopo.report.records import read_runs
+from yopo.reproduction import TIMED
 from yopo.run_folder import BEST, LAST
 
 __all__ = ["run"]
@@ -331,7 +332,7 @@ def test_seeds_of_one_setting_are_one_row_with_their_mean(tmp_path: Path) -> Non
 
 
 def test_runs_for_their_time_alone_are_not_put_beside_the_paper(tmp_path: Path) -> None:
-    over: Any = {"method": {"m": 5, "n": 10}, "evaluate": {"steps": 1}}
+    over: Any = {"method": {"m": 5, "n": 10}, "notes": f"{TIMED}."}
     pgd: Any = over | {"method": {"name": "pgd", "steps": 40}}
     folders = [write_run(tmp_path / "y", over), write_run(tmp_path / "p", pgd)]
     found = Page(page(read_runs(folders), paper="table1"))

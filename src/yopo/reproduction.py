@@ -7,6 +7,8 @@ from pathlib import Path
 from yopo.config import Config, Tree, overlay, validate
 from yopo.recipes import recipe
 
+TIMED = "The recipe's first epochs, for their time"  # how the notes of such a run begin
+
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
@@ -25,8 +27,9 @@ class Reproduction:
         tree = overlay(tree, _OWN.get(row, {}))
         if quick:
             tree = overlay(tree, QUICK)
-        if epochs is not None:  # for their time
-            tree = overlay(tree, {"epochs": epochs, "evaluate": {"steps": 1}})
+        if epochs is not None:
+            notes = f"{TIMED}. {tree['notes']}"
+            tree = overlay(tree, {"epochs": epochs, "evaluate": {"steps": 1}, "notes": notes})
         return validate(tree)
 
     def folders(self, row: str, out: Path) -> dict[int, Path]:

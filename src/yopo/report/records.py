@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from yopo.config import validate
+from yopo.reproduction import TIMED
 from yopo.run_folder import BEST, LAST
 
 EVALUATIONS = ("eval.json", "model.eval.json", "model-last.eval.json")
@@ -74,7 +75,7 @@ class Run:
     @property
     def short(self) -> bool:
         """Trained for its time alone, as `yopo reproduce --epochs` does, and hardly attacked."""
-        return bool(self.config["evaluate"]["steps"] == 1)
+        return str(self.config.get("notes")).startswith(TIMED)
 
     @property
     def environment(self) -> dict[str, Any]:

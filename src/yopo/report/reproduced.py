@@ -59,7 +59,7 @@ def _row(what: Reproduction, row: str, runs: Sequence[Run]) -> dict[str, Any]:
             f"{row}: expected seeds of the same number of epochs, got {lengths}; "
             "keep the shorter ones in another folder"
         )
-    quick = runs[0].config.get("notes") == QUICK["notes"]
+    quick = str(runs[0].config.get("notes")).endswith(QUICK["notes"])
     found: dict[str, Any] = {
         "seeds": [run.config["seed"] for run in done],
         "unfinished": [run.config["seed"] for run in runs if not run.result],
