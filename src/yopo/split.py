@@ -277,9 +277,8 @@ def _reaches(start: Edge, x: Tensor, without: Edge) -> bool:
 
 
 def _first_cut(calls: list[_Call], is_cut: IsCut) -> _Call | None:
-    cuts = list(filter(is_cut, calls))
-    with_parameters = (c for c in cuts if next(c.module.parameters(), None) is not None)
-    return next(with_parameters, cuts[0] if cuts else None)
+    with_parameters = (c for c in calls if next(c.module.parameters(), None) is not None)
+    return next(filter(is_cut, with_parameters), None) or next(filter(is_cut, calls), None)
 
 
 def _named_cut(calls: list[_Call], is_cut: IsCut, name: str, target: nn.Module) -> _Call:
