@@ -185,7 +185,9 @@ def _labels(key: str, y: NDArray[Any], x: NDArray[Any]) -> Tensor:
 
 def _from_npz(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
     if not path.is_file():
-        raise FileNotFoundError(f"no file {path}; give the path of an npz with {', '.join(KEYS)}")
+        raise FileNotFoundError(
+            f"no file {path.absolute()}; give the path of an npz with {', '.join(KEYS)}"
+        )
     try:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
@@ -310,7 +312,7 @@ def _from_folder(root: Path, size: int | None) -> Arrays:
     for folder in (train, test):
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"no folder {folder}; expected {root} to hold train/CLASS and test/CLASS "
+                f"no folder {folder.absolute()}; expected {root} to hold train/CLASS and test/CLASS "
                 "(or val/CLASS) with pictures in them"
             )
     names, others = _classes(train), _classes(test)
