@@ -312,8 +312,8 @@ def _from_folder(root: Path, size: int | None) -> Arrays:
     for folder in (train, test):
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"no folder {folder.absolute()}; expected {root} to hold train/CLASS and test/CLASS "
-                "(or val/CLASS) with pictures in them"
+                f"no folder {folder.absolute()}; expected train/CLASS and test/CLASS (or "
+                f"val/CLASS) in {root}, with pictures in them"
             )
     names, others = _classes(train), _classes(test)
     if only := set(names) ^ set(others):
