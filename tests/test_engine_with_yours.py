@@ -3,8 +3,9 @@
 import copy
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -287,6 +288,35 @@ def test_a_captured_step_is_not_replayed_with_other_momentum(batch: Batch) -> No
     engine._x, engine._y, engine._out = (Mock() for _ in range(3))
     engine.step(*batch)
     assert engine._graph.replay.called
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_replay_must_do_what_the_step_does(
+    wrong: bool, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's part is played by a graph that runs the step, or one that steps back."""
+    net = bn_convnet()
+    engine, said = fast(net, lambda net, _: PGD(net, THREAT, steps=2), [batch], compile=False)
+    before = copy.deepcopy(net.state_dict())
+
+    class Graph:
+        def replay(self) -> None:
+            for group in engine._groups:
+                group["lr"] *= -1 if wrong else 1
+            engine._out = engine._work(engine._fast, engine._x, engine._y)
+            for group in engine._groups:
+                group["lr"] *= -1 if wrong else 1
+
+    for name in ("Stream", "current_stream", "default_generators"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    engine._try_to_capture(*batch)
+    assert engine.captured is not wrong
+    ends = "not captured as one CUDA graph: RuntimeError: its replay moves the weights otherwise"
+    assert [text.startswith(ends) for text in said] == [True] * wrong
+    assert_same(dict(net.state_dict()), dict(before), tol=0)
 
 
 @pytest.mark.parametrize(

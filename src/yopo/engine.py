@@ -9,7 +9,7 @@ says why.
 import copy
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -372,11 +372,12 @@ class Engine:
                 weakref.finalize(model, hook.remove)
         return method
 
-    def _rehearse(self, x: Tensor, y: Tensor) -> Tensor:
-        """One step that leaves no trace; its loss."""
+    def _rehearse(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """One step that leaves no trace; its loss, and the weights it led to."""
         with self._no_trace(x):
             self._set_numbers(1.0, 0)
-            return self._work(self._fast, x, y).loss.clone()
+            loss = self._work(self._fast, x, y).loss
+            return loss.clone(), [p.detach().clone() for p in self.parameters]
 
     def _record(self, x: Tensor, y: Tensor) -> None:
         """Capture one step, and see that its replay does what the step does."""
@@ -385,7 +386,7 @@ class Engine:
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
-                expected = self._rehearse(self._x, self._y)
+                expected, there = self._rehearse(self._x, self._y)
         torch.cuda.current_stream(self.device).wait_stream(side)
         if self._rebinds:
             raise ValueError("the network puts new tensors in the place of its buffers")
@@ -396,10 +397,15 @@ class Engine:
         with self._no_trace(x):
             graph.replay()
             loss = self._out.loss.clone()
+            off = _distance(self.parameters, there)
         if not torch.allclose(loss, expected, rtol=1e-2, atol=1e-3, equal_nan=True):
             raise RuntimeError(
                 f"its replay has loss {float(loss):.4g} where the step has {float(expected):.4g}"
             )
+        way = _distance(self.parameters, there)
+        size = _distance(self.parameters, [torch.zeros_like(p) for p in self.parameters])
+        if off > 0.5 * way > 1e-6 * size:  # less may be rounding
+            raise RuntimeError("its replay moves the weights otherwise than the step does")
         self._graph, self._recorded = graph, self.optimizer.state
         self._captured_numbers = self._numbers()
 
@@ -457,6 +463,13 @@ class Engine:
         states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
         tensors = [t for state in states for t in state.values() if isinstance(t, Tensor)]
         return tensors + ([] if self._eta is None else [self._eta])
+
+
+def _distance(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    """Between two sets of weights."""
+    with torch.no_grad():
+        gaps = [(a - b).double().norm() for a, b in zip(one, other, strict=True)]
+    return float(torch.stack(gaps).norm())
 
 
 def begins_at_zero(optimizer: Optimizer) -> bool:
