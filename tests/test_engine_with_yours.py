@@ -264,12 +264,8 @@ def test_a_captured_step_is_not_replayed_with_other_momentum(batch: Batch) -> No
     """As OneCycleLR cycles it."""
     net = convnet()
     twin = copy.deepcopy(net)
-
-    def optimize(net: nn.Module) -> torch.optim.Optimizer:
-        return SGD(net.parameters(), 0.05, momentum=0.9)
-
-    optimizer, method = optimize(net), Natural(net)
-    engine, said = fast(twin, natural, [batch], optimize)
+    optimizer, method = sgd(net), Natural(net)
+    engine, said = fast(twin, natural, [batch])
     engine._graph = Mock()  # as after a capture
     engine._recorded, engine._captured_numbers = engine.optimizer.state, engine._numbers()
     for momentum in (0.9, 0.5, 0.25):

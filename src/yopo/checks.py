@@ -4,6 +4,7 @@ from numbers import Integral
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 ROUNDING = 1e-6  # by which arithmetic may leave [0, 1]; threats bring x + eta back
 
@@ -16,6 +17,13 @@ def check_trainable(model: nn.Module) -> None:
         raise ValueError("the model has no parameters, so there is nothing to train")
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("no parameter requires gradients; call model.requires_grad_() first")
+
+
+def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
+    """The optimizer trains the model, or some of it."""
+    own = {id(p) for p in model.parameters()}
+    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+        raise ValueError("the optimizer has none of the model's parameters; make it anew")
 
 
 def check_threat(threat: object) -> None:

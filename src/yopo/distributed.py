@@ -89,7 +89,7 @@ def synchronise_batchnorm(model: nn.Module) -> nn.Module:
         return converted
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-            object.__setattr__(module, "__class__", _SyncBatchNorm)  # flags and hooks stay
+            module.__class__ = _SyncBatchNorm  # type: ignore[assignment]  # flags and hooks stay
     return model
 
 

@@ -9,7 +9,7 @@ says why.
 import copy
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
 from torch.utils.hooks import RemovableHandle
 
+from yopo.checks import check_optimizer
 from yopo.compiled import Compiled, CompiledSplit, inductor_options
 from yopo.ema import EMA
 from yopo.frozen import eval_mode, forked_rng
@@ -57,9 +58,7 @@ class Engine:
         self.method, self.optimizer, self.ema, self.say = method, optimizer, ema, say
         self.precision, self.compile = precision, compile
         self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
-        own = {id(p) for p in method.model.parameters()}
-        if not any(id(p) in own for p in self.parameters):
-            raise ValueError("the optimizer has none of the model's parameters; make it anew")
+        check_optimizer(optimizer, method.model)
         self.device = self.parameters[0].device
         self.capture = capture and self.device.type == "cuda"
         self._cast = precision == "bf16" and self.device.type == "cuda"  # where it pays
@@ -79,7 +78,8 @@ class Engine:
         self._threat: Any = None
         self._eta: Tensor | None = None  # Free's, carried over
         self._hooks: list[RemovableHandle] = []
-        self._rebinds = self._told = False
+        self._rebinds = False
+        self._told: set[str] = set()
         self._made = 0  # steps
         self._flags: list[bool] = []
 
@@ -146,24 +146,26 @@ class Engine:
         """Whether the fast path was made for another setting of the network's flags."""
         if self._read_flags() == self._flags:
             return False
-        if not self._told:
-            self._told = True
-            self.say(
-                "plain steps: train() or requires_grad of the network changed since the first "
-                "step; a new Engine would compile it as it is now"
-            )
+        self._say_once(
+            "plain steps: train() or requires_grad of the network changed since the first step; "
+            "a new Engine would compile it as it is now"
+        )
         return True
 
     def _other_numbers(self) -> bool:
         """Whether the optimizer has other numbers than the rate than the captured step has."""
         other = [k for k, v in self._numbers().items() if self._captured_numbers[k] != v]
-        if other and not self._told:
-            self._told = True
-            self.say(
+        if other:
+            self._say_once(
                 f"steps are no longer one CUDA graph: the optimizer's {', '.join(other)} changed "
                 "(OneCycleLR does that, unless cycle_momentum=False)"
             )
         return bool(other)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self.say(text)
 
     def _numbers(self) -> dict[str, list[Any]]:
         """Momentum and the like, group by group; rates are read anew at each step."""
@@ -372,12 +374,16 @@ class Engine:
                 weakref.finalize(model, hook.remove)
         return method
 
-    def _rehearse(self, x: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def _rehearse(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """One step that leaves no trace; its loss, and the weights it led to."""
         with self._no_trace(x):
             self._set_numbers(1.0, 0)
             loss = self._work(self._fast, x, y).loss
-            return loss.clone(), [p.detach().clone() for p in self.parameters]
+            return loss.clone(), self._weights()
+
+    def _weights(self) -> Tensor:
+        """All that is trained, as one vector of its own."""
+        return torch.cat([p.detach().flatten() for p in self.parameters])
 
     def _record(self, x: Tensor, y: Tensor) -> None:
         """Capture one step, and see that its replay does what the step does."""
@@ -397,14 +403,14 @@ class Engine:
         with self._no_trace(x):
             graph.replay()
             loss = self._out.loss.clone()
-            off = _distance(self.parameters, there)
+            reached = self._weights()
         if not torch.allclose(loss, expected, rtol=1e-2, atol=1e-3, equal_nan=True):
             raise RuntimeError(
                 f"its replay has loss {float(loss):.4g} where the step has {float(expected):.4g}"
             )
-        way = _distance(self.parameters, there)
-        size = _distance(self.parameters, [torch.zeros_like(p) for p in self.parameters])
-        if off > 0.5 * way > 1e-6 * size:  # less may be rounding
+        start = self._weights()
+        off, way = (reached - there).norm(), (there - start).norm()
+        if off > 0.5 * way and way > 1e-6 * start.norm():  # less may be rounding
             raise RuntimeError("its replay moves the weights otherwise than the step does")
         self._graph, self._recorded = graph, self.optimizer.state
         self._captured_numbers = self._numbers()
@@ -463,13 +469,6 @@ class Engine:
         states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
         tensors = [t for state in states for t in state.values() if isinstance(t, Tensor)]
         return tensors + ([] if self._eta is None else [self._eta])
-
-
-def _distance(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """Between two sets of weights."""
-    with torch.no_grad():
-        gaps = [(a - b).double().norm() for a, b in zip(one, other, strict=True)]
-    return float(torch.stack(gaps).norm())
 
 
 def begins_at_zero(optimizer: Optimizer) -> bool:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from yopo.checks import check_at_least, check_step
+from yopo.checks import check_at_least, check_optimizer, check_step
 from yopo.losses import Loss
 from yopo.methods.base import AdversarialMethod, Step
 from yopo.propagation import FULL, propagate
@@ -33,9 +33,7 @@ class Free(AdversarialMethod):
         check_at_least("m", m, 1)
         self.m = m
         self.step = None if step is None else check_step(step)
-        mine = {id(p) for p in model.parameters()}
-        if not any(id(p) in mine for group in optimizer.param_groups for p in group["params"]):
-            raise ValueError("the optimizer has none of the model's parameters; give Free its own")
+        check_optimizer(optimizer, model)
         self.optimizer = optimizer
         self.eta: Tensor | None = None  # carried over, (B, ...)
 

@@ -78,7 +78,8 @@ def runs_table(runs: Sequence[Run]) -> str:
     text = (
         "Training: time spent processing batches, nothing else. Propagations: full forward and "
         "backward passes per training image; a pass without weight gradients counts ⅔. Accuracies: "
-        "test set, with the weights of the best held-out robust accuracy and with the last ones; "
+        "test set, with the weights of the best held-out robust accuracy (the last evaluated ones "
+        "with evaluate.keep last) and with the last ones; "
         "PGD's steps are 2.5·eps/r, where an evaluation below may take others."
     )
     table_heads = [*heads, *(f"{attack}, {which}" for attack, which in pairs)]
