@@ -221,7 +221,7 @@ def result_table(results: dict[str, dict[str, Any]]) -> Table:
     attack = next(k for k in first["last"] if k != "clean")
     table = Table(
         title=f"test accuracy, clean / {attack}, {first['test_images']} images",
-        caption="best: the weights with the best held-out robust accuracy (natural: clean),\n"
+        caption="best: the weights with the best held-out robust accuracy (natural: clean), "
         "or with evaluate.keep last those of the last evaluated epoch",
     )
     for name in ("method", "training", "propagations", "best", "last"):
