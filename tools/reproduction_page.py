@@ -11,9 +11,11 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 
 from yopo.evaluation.card import duration
 from yopo.paper import paper
+from yopo.report.headline import timed
 from yopo.report.records import Run, read_runs
 from yopo.report.reproduced import (
     WORST,
@@ -28,7 +30,6 @@ from yopo.report.reproduced import (
 )
 from yopo.report.tables import Cell
 from yopo.reproduction import TABLES
-from yopo.run_folder import BEST, LAST
 
 ROOT = Path(__file__).parents[1]
 NOT_RUN = "Not run yet."
@@ -41,8 +42,8 @@ FIGURES = {
     "MNIST": "records/reproduction/figure3a/accuracy-time.png",
     "CIFAR-10": "records/reproduction/figure3b/accuracy-time.png",
 }
-RECIPES = {
-    "mnist-fast": "records/mnist-h200/fast",
+RECIPES = {  # the runs of each, one a seed
+    "mnist-fast": "records/mnist-h200/fast/seed-*",
     "cifar10-fast": "records/cifar10-fast-h200/33-epochs",
 }
 
@@ -116,38 +117,53 @@ def _headline(root: Path) -> str:
 
 
 def _recipes(root: Path) -> str:
-    """Our own recipes, a run of each."""
-    names = [name for name, path in RECIPES.items() if (root / path).is_dir()]
-    if not names:
+    """Our own recipes, with the last weights of their runs."""
+    runs = {name: read_runs(sorted(root.glob(where))) for name, where in RECIPES.items()}
+    runs = {name: seeds for name, seeds in runs.items() if seeds}
+    if not runs:
         return NOT_RUN
-    runs = dict(zip(names, read_runs([root / RECIPES[name] for name in names]), strict=True))
     rows, told = [], []
-    for name, run in runs.items():
-        seconds = duration(run.spent("train_seconds") or 0.0)
-        for which, file in (("best", BEST), ("last", LAST)):
-            clean, (attack, share) = _own(run, which)
-            cards = [e for e in run.evaluations.values() if which in run.weights(e)]
-            found = {a: f for e in cards for a, f in e["attacks"].items() if a != "clean"}
-            strongest = found.pop("autoattack", None)
-            last = f"{100 * strongest['accuracy']:.2f}" if strongest else "–"
-            robust = f"{100 * share:.2f} ({attack})"
-            rows.append([f"`{name}`", f"`{file}`", f"{100 * clean:.2f}", robust, last, seconds])
-            told += [
-                f"`{name}`, `{file}`: {100 * f['accuracy']:.2f} under {a} ({f['settings']})."
-                for a, f in found.items()
+    for name, seeds in runs.items():
+        own = [dict((run.result or {})["last"]) for run in seeds]
+        attack = next(key for key in own[0] if key != "clean")
+        found: dict[tuple[str, str], list[float]] = {}
+        for run in seeds:
+            cards = [e["attacks"] for e in run.evaluations.values() if "last" in run.weights(e)]
+            for a, card in ((a, card) for e in cards for a, card in e.items() if a != "clean"):
+                found.setdefault((a, card["settings"]), []).append(card["accuracy"])
+        strongest = [values for (a, _), values in found.items() if a == "autoattack"]
+        rows.append(
+            [
+                f"`{name}` ({len(seeds)} seed{'s' if len(seeds) > 1 else ''})",
+                _share([shares["clean"] for shares in own]),
+                f"{_share([shares[attack] for shares in own])}, {attack}",
+                _share(strongest[0]) if strongest else "–",
+                duration(mean(run.spent("train_seconds") or 0.0 for run in timed(seeds))),
             ]
-    where = dict.fromkeys(run.environment["hardware"] for run in runs.values())
+        )
+        told += [
+            f"`{name}`: {_share(values)} under {a} ({how}){_of(values, seeds)}."
+            for (a, how), values in found.items()
+            if a != "autoattack"
+        ]
+    where = dict.fromkeys(run.environment["hardware"] for seeds in runs.values() for run in seeds)
     told.insert(
-        0, f"One seed, {', '.join(where)}; PGD as `yopo train` runs it: steps of 2.5·eps/r."
+        0,
+        "Test accuracy with the last weights, in %; the mean over seeds, and the lowest and "
+        f"highest. {', '.join(where)}; PGD as `yopo train` runs it: steps of 2.5·eps/r.",
     )
-    lines = _markdown(["recipe", "weights", "clean", "PGD", "autoattack", "training"], rows)
+    lines = _markdown(["recipe", "clean", "PGD", "autoattack", "training"], rows)
     return "\n".join([*lines, "", *_list(told)])
 
 
-def _own(run: Run, which: str) -> tuple[float, tuple[str, float]]:
-    """Accuracy on clean images and under PGD that the run itself measured."""
-    shares = dict((run.result or {})[which])
-    return shares.pop("clean"), next(iter(shares.items()))
+def _share(values: Sequence[float]) -> str:
+    """The mean in %, and the range if there are several."""
+    spread = f" ({100 * min(values):.2f}–{100 * max(values):.2f})" if len(values) > 1 else ""
+    return f"{100 * mean(values):.2f}{spread}"
+
+
+def _of(values: Sequence[float], seeds: Sequence[Run]) -> str:
+    return "" if len(values) == len(seeds) else f", {len(values)} of {len(seeds)} seeds"
 
 
 def _markdown(names: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
