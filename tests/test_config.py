@@ -96,7 +96,7 @@ def test_numbers_lists_and_options_from_strings() -> None:
         ({"method.m": "0"}, r"method\.m: .*greater than or equal to 1"),
         ({"epochs": "many"}, r"epochs: .*valid integer.*got 'many'"),
         ({"ema": "1"}, r"ema: .*less than 1"),
-        ({"model.options": "3"}, r"model\.options: .*valid dictionary"),
+        ({"model.options": "3"}, r"model\.options: .*as --model\.options\.width 16"),
         ({"model.options.width": "[1"}, r"model\.options: .*as in YAML"),
         ({"epochs": "3", "epochs.foo": "3"}, r"does not go together"),
     ],

@@ -35,7 +35,7 @@ def _number(value: object) -> object:
 def _options(value: object) -> object:
     """Let options given as words be what YAML takes them for."""
     if not isinstance(value, Mapping):
-        return value  # pydantic says what is wrong with it
+        raise ValueError("expected one by one, as --model.options.width 16")
     try:
         return {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in value.items()}
     except yaml.YAMLError:
@@ -194,7 +194,7 @@ class ModelConfig(_Strict):
         description="smallcnn, preactresnet18, wideresnet, my_module:function, or timm:NAME",
     )
     options: Options = Field(
-        default_factory=dict, description="arguments of the network, as width=16"
+        default_factory=dict, description="arguments of the network, as --model.options.width 16"
     )
     normalize: bool = Field(False, description="normalise by the training set's mean and deviation")
     channels_last: bool = False
