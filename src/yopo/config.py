@@ -409,7 +409,8 @@ def _sentence(tree: Tree, error: dict[str, Any]) -> str:
         return f"no {dotted} {given!r}; {hint}there are: {', '.join(names)}"
     if len(where) == 1 and isinstance(Config().tree().get(dotted), dict):
         return f"{dotted} is a section of settings; write {dotted}.name, got {error['input']!r}"
-    message = error["msg"][0].lower() + error["msg"][1:]
+    words = error["msg"].removeprefix("Value error, ")  # of a check of ours
+    message = words[0].lower() + words[1:]
     return f"{dotted}: {message}, got {error['input']!r}"
 
 
