@@ -261,9 +261,12 @@ def subsets(table: Summary) -> list[str]:
         for attack, a in (r or {}).get("accuracy", {}).items():
             if r and a["images"] != r["test_images"]:
                 rows.setdefault((attack, a["images"], r["test_images"]), []).append(row)
+    alike: dict[tuple[int, int, tuple[str, ...]], list[str]] = {}
+    for (attack, n, all_), names in rows.items():
+        alike.setdefault((n, all_, (*names,)), []).append(attack)
     return [
-        f"{attack}: on {n:,} of the {all_:,} test images for {', '.join(names)}."
-        for (attack, n, all_), names in rows.items()
+        f"{', '.join(attacks)}: on {n:,} of the {all_:,} test images for {', '.join(names)}."
+        for (n, all_, names), attacks in alike.items()
     ] + _unlike(table)
 
 
