@@ -145,7 +145,12 @@ def test_headline_says_who_is_most_robust_and_what_it_cost(tmp_path: Path) -> No
     close = write_run(tmp_path / "c", NATURAL, robust=0.72)
     said = " ".join(headline(read_runs([pgd, fast, close])))
     assert "c (Natural) has the highest" in said
-    assert "overlaps with b (YOPO-2-2)'s (70.00%)" in said
+    assert "its lead over b (YOPO-2-2)'s (70.00%) may be chance" in said
+    # ± 3 points each, so the difference of two is ± 4.2.
+    near = write_run(tmp_path / "e", PGD, robust=0.66)
+    assert "may be chance" in headline(read_runs([near, fast]))[0]
+    far = write_run(tmp_path / "f", PGD, robust=0.65)  # their own intervals overlap
+    assert "b (YOPO-2-2) is the most robust of 2 runs" in headline(read_runs([far, fast]))[0]
     other = write_run(tmp_path / "d", hardware="another GPU", robust=0.1)
     assert "different hardware: no time ratio" in " ".join(headline(read_runs([pgd, other])))
 
@@ -341,6 +346,11 @@ def test_runs_for_their_time_alone_are_not_put_beside_the_paper(tmp_path: Path) 
     assert row[1] == "y 3 epochs"
     assert row[heads.index("pgd-40, ours")] == row[heads.index("time ratio, ours")] == "–"
     assert "3 of 55 epochs, for their time alone" in found.text
+    said = " ".join(headline(read_runs(folders)))
+    ours, theirs = (read(f, "result.json")["train_seconds"] for f in folders)
+    assert f"An epoch of YOPO-5-10 takes {ours / theirs:.2f} of one of PGD-40" in said
+    assert "Trained for their time alone, the first epochs of their recipes: y (YOPO-5-10)" in said
+    assert "robust" not in said
     whole = write_run(tmp_path / "whole", {"method": {"name": "pgd", "steps": 40}})
     assert not any("of PGD-40's time" in s for s in headline(read_runs([folders[0], whole])))
 

@@ -213,19 +213,19 @@ def test_means_and_spread_over_seeds(tmp_path: Path) -> None:
     base = [put(tmp_path, "table2", "PGD-10", seed) for seed in (0, 1)]
     put(tmp_path, "table2", "YOPO-5-3 before")  # another row
     cell = shown("table2", tmp_path, "YOPO-5-3")
-    assert cell["method"] == "YOPO-5-3 | 3 seeds"
+    assert cell["method"] == "YOPO-5-3 | 3 seeds, 40 epochs"
     for attack in ("clean", "pgd-20", "cw"):
         values = sorted(100 * run["eval"]["attacks"][attack]["accuracy"] for run in three)
         theirs = paper_table("table2")["YOPO-5-3"][attack]
         want = f"{sum(values) / 3:.2f} / {theirs:.2f} | {values[0]:.2f}–{values[2]:.2f}"
         assert cell[attack] == want
     values = sorted(100 * run["eval"]["worst"]["accuracy"] for run in three)
-    assert cell["worst case"] == f"{sum(values) / 3:.2f} | {values[0]:.2f}–{values[2]:.2f}"
+    assert cell["worst of cw, pgd-20"] == f"{sum(values) / 3:.2f} | {values[0]:.2f}–{values[2]:.2f}"
     seconds = sum(run["seconds"] for run in three) / 3
     assert f"{cell['training']}" == f"{seconds:.1f} s"
     assert cell["time ratio"] == f"{seconds / (sum(run['seconds'] for run in base) / 2):.2f}"
     one = shown("table2", tmp_path, "YOPO-5-3 before")
-    assert one["method"] == "YOPO-5-3 before | 1 seed"
+    assert one["method"] == "YOPO-5-3 before | 1 seed, 40 epochs"
     assert "|" not in one["clean"]  # no spread
 
 
@@ -238,7 +238,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert shown("table2", tmp_path, "PGD-3")["method"] == "PGD-3 | not finished"
     assert shown("table2", tmp_path, "PGD-3")["cw"] == "– / 54.65"
     found = shown("table2", tmp_path, "PGD-5")
-    assert found["method"] == "PGD-5 | 1 seed, 1 more not finished"
+    assert found["method"] == "PGD-5 | 1 seed, 1 more not finished, 105 epochs"
     assert found["time ratio"] == "–"  # PGD-10 was not run
     assert shown("table2", tmp_path, "Free-8")["pgd-20"].endswith(" / –")  # not in the paper
     put(tmp_path, "table2", "PGD-10", hardware="another GPU")

@@ -1,6 +1,7 @@
 """The headline: what the runs say, in words made from their numbers."""
 
 from collections.abc import Callable, Hashable, Sequence
+from math import hypot
 from statistics import mean
 from typing import NamedTuple
 
@@ -24,9 +25,10 @@ def headline(runs: Sequence[Run]) -> list[str]:
     finished = [r for r in runs if r.result] or [r for r in runs if r.points]
     if not finished:
         return ["No run has finished an epoch yet."]
-    scores = comparable(finished)
+    whole = [r for r in finished if not r.short]
+    scores = comparable(whole) if whole else {}
     sentences = [_most_robust(scores)] if scores else []
-    if not scores:
+    if whole and not scores:
         sentences = [
             "These runs were measured with different attacks, radii or images, so their robust "
             "accuracies do not compare. `yopo eval` can measure them alike."
@@ -34,7 +36,11 @@ def headline(runs: Sequence[Run]) -> list[str]:
     codes = sorted({code for score in scores.values() for code in score.warnings})
     if codes:
         sentences.append(f"Warnings of these evaluations: {', '.join(codes)}; see the cards.")
-    sentences += _stronger(finished, scores) + ratios(finished, scores)
+    sentences += _stronger(whole, scores) + ratios(finished, scores)
+    if short := [r.label for r in finished if r.short]:
+        sentences.append(
+            f"Trained for their time alone, the first epochs of their recipes: {', '.join(short)}."
+        )
     left_out = [r.label for r in runs if r not in finished]
     if left_out:
         sentences.append(f"Not finished, and not counted here: {', '.join(left_out)}.")
@@ -116,6 +122,13 @@ def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
             )
             continue
         ours, theirs = _mean(group, "train_seconds"), _mean(rivals, "train_seconds")
+        if part[0].short:
+            ours, theirs = ours / part[0].config["epochs"], theirs / rivals[0].config["epochs"]
+            sentences.append(
+                f"An epoch of {name} takes {ours / theirs:.2f} of one of {other} "
+                f"({duration(ours)} against {duration(theirs)})."
+            )
+            continue
         cost = _mean(group, "propagations") / _mean(rivals, "propagations")
         many = len(group) > 1 or len(rivals) > 1
         text = (
@@ -152,14 +165,20 @@ def _most_robust(scores: dict[Run, Score]) -> str:
     text = f"{percent(share, interval)} {words}"
     if len(order) == 1:
         return f"{name}: {text}."
-    close = [pair for pair in order[1:] if pair[1].interval[1] >= interval[0]]
+    close = [pair for pair in order[1:] if _chance(order[0][1], pair[1])]
     if not close:
         return f"{name} is the most robust of {len(scores)} runs: {text}."
     others = ", ".join(f"{other}'s ({100 * score.share:.2f}%)" for other, score in close)
     return (
-        f"{name} has the highest robust accuracy of {len(scores)} runs: {text}. Its 95% "
-        f"interval overlaps with {others}, so this order may be chance."
+        f"{name} has the highest robust accuracy of {len(scores)} runs: {text}. On so many images "
+        f"its lead over {others} may be chance."
     )
+
+
+def _chance(one: Score, other: Score) -> bool:
+    """Whether the difference is within its 95% interval, of two independent shares."""
+    half = ((s.interval[1] - s.interval[0]) / 2 for s in (one, other))
+    return abs(one.share - other.share) <= hypot(*half)
 
 
 def _together(group: list[Run], scores: dict[Run, Score]) -> tuple[str, Score]:

@@ -168,14 +168,17 @@ def _place(environment: dict[str, Any]) -> str:
 
 def heads(table: Summary) -> list[str]:
     """The columns."""
-    return ["method", *_attacks(table), "training", "time ratio"]
+    over = {r["accuracy"][WORST]["how"] for r in _measured(table) if WORST in r["accuracy"]}
+    worst = WORST if len(over) != 1 else over.pop().replace("over ", "worst of ")
+    attacks = (worst if attack == WORST else attack for attack in _attacks(table))
+    return ["method", *attacks, "training", "time ratio"]
 
 
 def cells(table: Summary, row: str) -> list[Cell]:
     """One row, ours / the paper's; what stands under a cell is smaller."""
     r, theirs = table["rows"][row], table["paper"][row]
     whole = r is None or r["epochs"] == r["recipe_epochs"]
-    shown: list[Cell] = [(row, _status(r))]
+    shown: list[Cell] = [(row, _status(row, r))]
     for attack in _attacks(table):
         beside = ""
         if attack in _paper_attacks(table) and (whole or attack not in r.get("accuracy", {})):
@@ -198,15 +201,17 @@ def legend(table: Summary) -> list[str]:
     """How to read the table."""
     theirs, against = paper()["tables"][table["table"]], table["against"]
     on = f"; the paper's on a {theirs['hardware']}" if "hardware" in theirs else ""
-    return [
+    lines = [
         "Accuracies: test set, weights of the last epoch, ours / the paper's, in %; the mean over "
-        "seeds, and the lowest and highest seed where there are several. Worst case: for each "
-        "image, over the attacks that were run together.",
+        "seeds, and the lowest and highest seed where there are several.",
         "Time: training alone, without compiling, the mean over seeds (not over those that shared "
-        "a GPU); its ratio "
-        f"is over {against}'s in this table{on}. Extrapolated: seconds an epoch times the recipe's "
-        "epochs.",
+        f"a GPU); its ratio is over {against}'s in this table{on}.",
     ]
+    if any(WORST in r["accuracy"] for r in _measured(table)):
+        lines[0] += " Worst: each image under the strongest for it of these attacks."
+    if any(r["epochs"] < r["recipe_epochs"] for r in _measured(table)):
+        lines[1] += " Extrapolated: seconds an epoch times the recipe's epochs."
+    return lines
 
 
 def notes(table: Summary) -> list[str]:
@@ -284,8 +289,13 @@ def _unlike(table: Summary) -> list[str]:
     ]
 
 
+def _measured(table: Summary) -> list[dict[str, Any]]:
+    """The rows that have a finished run."""
+    return [r for r in table["rows"].values() if r and "accuracy" in r]
+
+
 def _attacks(table: Summary) -> list[str]:
-    ours = [a for r in table["rows"].values() if r for a in r.get("accuracy", {})]
+    ours = [a for r in _measured(table) for a in r["accuracy"]]
     return list(dict.fromkeys([*_paper_attacks(table), *ours]))
 
 
@@ -293,7 +303,7 @@ def _paper_attacks(table: Summary) -> list[str]:
     return ["clean", *TABLES[table["table"]].attacks]
 
 
-def _status(r: dict[str, Any] | None) -> str:
+def _status(row: str, r: dict[str, Any] | None) -> str:
     if r is None:
         return "not run"
     if not r["seeds"]:
@@ -301,7 +311,10 @@ def _status(r: dict[str, Any] | None) -> str:
     n, less = len(r["seeds"]), len(r["unfinished"])
     words = [f"{n} seed{'s' if n > 1 else ''}"]
     words += [f"{less} more not finished"] if less else []
-    words += [f"{r['epochs']} of {r['recipe_epochs']} epochs"] * (r["epochs"] < r["recipe_epochs"])
+    if r["epochs"] < r["recipe_epochs"]:
+        words.append(f"{r['epochs']} of {r['recipe_epochs']} epochs")
+    elif "epochs" not in row:
+        words.append(f"{r['epochs']} epochs")
     return ", ".join(words)
 
 
@@ -314,5 +327,7 @@ def _cell(r: dict[str, Any] | None, attack: str, beside: str) -> Cell:
         small.append(f"{100 * a['low']:.2f}–{100 * a['high']:.2f}")
     if a["seeds"] != len(r["seeds"]):
         small.append(f"{a['seeds']} of {len(r['seeds'])} seeds")
+    if a["images"] < max(other["images"] for other in r["accuracy"].values()):
+        small.append(f"of {a['images']:,} images")
     share = f"{100 * a['mean']:.2f}{beside}"
     return (share, ", ".join(small)) if small else share
