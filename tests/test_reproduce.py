@@ -336,15 +336,20 @@ def test_fewer_images_and_other_weights(tmp_path: Path) -> None:
     other["about"] |= {"weights": "model.safetensors", "images": 5000}
     (run["path"] / "model.eval.json").write_text(json.dumps(other))
     cell = shown("table2", tmp_path, "PGD-10")
-    assert cell["autoattack"] == "25.00"
+    assert cell["autoattack"] == "25.00 | of 100 images"
     assert cell["clean"] == f"{100 * run['eval']['attacks']['clean']['accuracy']:.2f} / 84.82"
-    said = notes(summary("table2", tmp_path))
-    assert "autoattack: on 100 of the 1,000 test images for PGD-10." in said
+    assert not any("test images" in note for note in notes(summary("table2", tmp_path)))
     # Where the last epoch was the best one, both files hold the same weights.
     result = json.loads((run["path"] / "result.json").read_text())
     epochs = TABLES["table2"].config("PGD-10").epochs
     (run["path"] / "result.json").write_text(json.dumps(result | {"best_epoch": epochs}))
     assert shown("table2", tmp_path, "PGD-10")["clean"] == "0.10 / 84.82"
+    run["eval"]["about"]["images"] = 500
+    for extra in ("model.eval.json", "model-last.eval.json"):
+        (run["path"] / extra).unlink()
+    (run["path"] / "eval.json").write_text(json.dumps(run["eval"]))
+    want = "clean, pgd-20, cw, worst case: on 500 of the 1,000 test images for PGD-10."
+    assert want in notes(summary("table2", tmp_path))
 
 
 def test_literal_loops_beside_ours(tmp_path: Path) -> None:

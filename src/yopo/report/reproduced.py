@@ -260,11 +260,11 @@ def _shown(pair: Sequence[float]) -> str:
 
 
 def subsets(table: Summary) -> list[str]:
-    """Attacks that were not run on the whole test set."""
+    """Rows that were not attacked on the whole test set, and attacks that were not the same."""
     rows: dict[tuple[str, int, int], list[str]] = {}
     for row, r in table["rows"].items():
         for attack, a in (r or {}).get("accuracy", {}).items():
-            if r and a["images"] != r["test_images"]:
+            if r and a["images"] == _images(r) != r["test_images"]:
                 rows.setdefault((attack, a["images"], r["test_images"]), []).append(row)
     alike: dict[tuple[int, int, tuple[str, ...]], list[str]] = {}
     for (attack, n, all_), names in rows.items():
@@ -292,6 +292,11 @@ def _unlike(table: Summary) -> list[str]:
 def _measured(table: Summary) -> list[dict[str, Any]]:
     """The rows that have a finished run."""
     return [r for r in table["rows"].values() if r and "accuracy" in r]
+
+
+def _images(r: dict[str, Any]) -> int:
+    """Those that most of its attacks were run on."""
+    return max(int(a["images"]) for a in r["accuracy"].values())
 
 
 def _attacks(table: Summary) -> list[str]:
@@ -327,7 +332,7 @@ def _cell(r: dict[str, Any] | None, attack: str, beside: str) -> Cell:
         small.append(f"{100 * a['low']:.2f}–{100 * a['high']:.2f}")
     if a["seeds"] != len(r["seeds"]):
         small.append(f"{a['seeds']} of {len(r['seeds'])} seeds")
-    if a["images"] < max(other["images"] for other in r["accuracy"].values()):
+    if a["images"] < _images(r):
         small.append(f"of {a['images']:,} images")
     share = f"{100 * a['mean']:.2f}{beside}"
     return (share, ", ".join(small)) if small else share
