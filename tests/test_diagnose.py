@@ -141,6 +141,40 @@ def test_places_to_cut_are_found_in_any_network(build: type[nn.Module], batch: B
     assert found.first_layer in names
 
 
+def test_a_threat_of_ones_own(batch: Batch) -> None:
+    class Half:
+        """The upper half of an L∞ ball."""
+
+        eps, step, _ball = 0.1, 0.025, Linf(0.1)
+
+        def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+            return self.project(self._ball.start(x, generator), x)
+
+        def project(self, eta: Tensor, x: Tensor) -> Tensor:
+            return self._ball.project(eta, x).clamp(min=0)
+
+        def ascend(
+            self, eta: Tensor, grad: Tensor, x: Tensor, *, n: int = 1, step: float | None = None
+        ) -> Tensor:
+            for _ in range(n):
+                eta = self.project(eta + (step or self.step) * grad.sign(), x)
+            return eta
+
+    found = diagnose(convnet(), *batch, Half(), m=2)
+    assert found.depths[0].affine
+    assert found.depths[0].drift.gap[0] == 1  # nothing lower than what a long search finds
+    assert min(found.depths[0].drift.gap) >= 0
+
+
+def test_a_network_of_one_layer_is_refused(batch: Batch) -> None:
+    class Flat(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.flatten(1))
+
+    with pytest.raises(ValueError, match="no module inside this network"):
+        diagnose(Flat(batch[0][0].numel(), 4), *batch, Linf(0.1), m=2)
+
+
 def test_brief_is_a_part_of_the_whole(batch: Batch) -> None:
     x, y = batch
     model = convnet()

@@ -345,6 +345,25 @@ def test_a_part_of_a_threat_of_ones_own_is_refused(batch: Batch) -> None:
     Engine(natural(net, sgd(net)), sgd(net), compile=False).step(*batch, part=0.5)
 
 
+def test_an_unknown_precision_is_refused() -> None:
+    net = convnet()
+    with pytest.raises(
+        ValueError, match="expected precision to be 'float32' or 'bf16', got 'bfloat16'"
+    ):
+        Engine(Natural(net), sgd(net), precision="bfloat16")  # type: ignore[arg-type]
+
+
+def test_batches_of_other_shapes_compile_nothing(batch: Batch) -> None:
+    x, y = batch
+    net = convnet()
+    engine = Engine(PGD(net, THREAT, steps=1), sgd(net), capture=False, say=pytest.fail)
+    engine.step(x, y)
+    before = sum(torch._dynamo.utils.counters["frames"].values())
+    for n in range(1, len(x)):
+        engine.step(x[:n], y[:n])
+    assert sum(torch._dynamo.utils.counters["frames"].values()) == before
+
+
 def test_an_optimizer_of_another_network_is_refused() -> None:
     with pytest.raises(ValueError, match="none of the model's parameters"):
         Engine(Natural(convnet()), sgd(convnet()))

@@ -418,6 +418,31 @@ def test_what_tf32_finds_counts_where_float32_agrees(attack: str) -> None:
     assert result.about["precision"] == "tf32"
 
 
+def test_examples_of_a_model_that_writes_into_its_input_are_in_the_ball() -> None:
+    class Shifts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.scale * x.sub_(0.5).flatten(1).mean(1)
+            return torch.stack([-z, z], 1)
+
+    x, y = torch.full((3, 1, 2, 2), 0.44).float(), torch.zeros(3, dtype=torch.long)
+    found = evaluate(
+        Shifts().float(),
+        (x, y),
+        Linf(0.1),
+        ["pgd-10"],
+        precision="tf32",
+        checks=False,
+        examples=True,
+    ).outcomes["pgd-10"]
+    assert found.images is not None
+    assert len(found.images) == 3
+    assert (found.images - x).abs().max() <= 0.1 + 1e-6
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch's own making, when it compiles
 def test_compiled_the_same_images_fall(batch: Batch) -> None:
     model, x = convnet(), batch[0]

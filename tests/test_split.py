@@ -1,5 +1,7 @@
 """Finding f0, knowing when it is affine, p, and refusing cuts that cannot work."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,8 @@ from tests.conftest import (
 from yopo import PGD, TRADES, YOPO, Linf, Normalize, Split
 from yopo.attacks import cw, pgd
 from yopo.models import SmallCNN, preactresnet18, wideresnet
-from yopo.split import _watch_costate
+from yopo.pmp import Dynamics
+from yopo.split import _watch_costate, forward_hook
 
 
 def small_resnet() -> nn.Module:
@@ -97,7 +100,7 @@ class FlipsAtOne(nn.Module):
         (FlipsAtOne(), False),
         (nn.Identity(), True),
         (AffineMix(), True),
-        (nn.Dropout(0.5), True),  # with its mask fixed
+        (nn.Dropout(0.5), False),  # another draw may be another function
         (nn.Conv2d(3, 3, 3), True),
         (nn.ReLU(), False),
         (nn.Tanh(), False),
@@ -204,6 +207,69 @@ def test_dropout_in_f0_keeps_the_mask_of_the_propagation(batch: Batch) -> None:
     assert not torch.equal(seen[-1] == 0, mask)  # the next propagation draws a new mask
 
 
+class SkippedAtRandom(nn.Module):
+    """Stochastic depth: affine where the block is skipped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training and torch.rand(()) < 0.5 else x + torch.relu(self.conv(x))
+
+
+def test_one_draw_does_not_decide_that_f0_is_affine(batch: Batch) -> None:
+    model = nn.Sequential(SkippedAtRandom(), nn.Flatten(), nn.LazyLinear(4))
+    model(batch[0])
+    for seed in range(6):
+        torch.manual_seed(seed)
+        assert not Split(model, "0").cut(batch[0]).affine
+
+
+def test_what_f0_is_is_looked_at_again_after_a_hook_or_another_module(batch: Batch) -> None:
+    x, _ = batch
+    model = convnet()
+    split = Split(model, "0")
+    assert split.cut(x).affine
+    hook = model[0].register_forward_pre_hook(lambda _m, args: (torch.sin(20 * args[0]),))
+    assert not split.cut(x).affine
+    hook.remove()
+    assert split.cut(x).affine
+    model = nn.Sequential(nn.Identity(), nn.Flatten(), nn.Linear(x[0].numel(), 4))
+    split = Split(model, "0")
+    for _ in range(20):  # the memory of one module may become that of the next
+        model[0] = nn.Identity()
+        assert split.cut(x).affine
+        model[0] = None  # type: ignore[assignment]
+        model[0] = nn.Sigmoid()
+        assert not split.cut(x).affine
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm")
+@pytest.mark.parametrize(
+    "norm", [torch.nn.utils.spectral_norm, torch.nn.utils.parametrizations.spectral_norm]
+)
+def test_inner_steps_have_the_weights_of_the_propagation(norm: Any, batch: Batch) -> None:
+    """spectral_norm goes one step of its power iteration in every pass."""
+    x, y = batch
+    model = nn.Sequential(norm(nn.Conv2d(3, 5, 3)), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4))
+    model(x)
+    for weights in (None, 1.0):
+        seen: list[Tensor] = []
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.3 * torch.randn_like(p))
+        split = Split(model, "1")
+        split.cut(x)
+        with forward_hook(model[1], lambda _m, _a, out, seen=seen: seen.append(out.detach())):
+            at = split.propagate(x, lambda z: F.cross_entropy(z, y), weights=weights)
+        assert at.f0 is not None
+        assert at.p is not None
+        for _ in range(3):
+            torch.testing.assert_close(at.f0(x), seen[0], rtol=0, atol=0)
+            torch.testing.assert_close(at.f0.pull_back(at.p, x), at.grad)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo in torch 2.11
 def test_compiled_models_are_cut_in_the_original(batch: Batch) -> None:
     x, y = batch
@@ -283,6 +349,8 @@ def test_checkpointed_layers_move_statistics_only_with_weight_gradients(
     counter = "body.inner.1.num_batches_tracked"
     F.cross_entropy(model(x), y).backward()
     once = int(model.state_dict()[counter])
+    Dynamics.of(model, x, first_layer and [first_layer])  # studies the network
+    assert int(model.state_dict()[counter]) == once
     YOPO(model, Linf(0.1), m=2, n=3, first_layer=first_layer).backward(x, y)
     assert int(model.state_dict()[counter]) == 3 * once
 

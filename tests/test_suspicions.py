@@ -109,6 +109,9 @@ CASES = {
     "quantised, L2": Case("zero-gradients", lambda: After(lambda x: (8 * x).round() / 8), L2(2.0)),
     "foreign": Case("zero-gradients", Foreign, LINF, says="for 100% of 64"),
     "nan": Case("zero-gradients", lambda: After(lambda x: x + 0 * (x - x).abs().sqrt()), LINF),
+    "all outputs nan": Case(
+        "not-finite", lambda: After(lambda x: x / 0 - x / 0), LINF, says="100%"
+    ),
     "confident": Case("vanishing-cross-entropy", lambda: After(scale=1000), LINF),
     "rounded": Case("vanishing-cross-entropy", lambda: After(scale=20), LINF, says="zero for 0%"),
     "ripple": Case("weaker-with-steps", lambda: After(ripple), LINF),
@@ -154,6 +157,11 @@ def test_the_linear_classifier_itself_raises_none() -> None:
     model = After()
     with torch.inference_mode():
         assert before(model, x.clone(), y.clone(), LINF) == []
+
+
+def test_a_ball_of_more_than_half_the_range() -> None:
+    x, y = images()
+    assert before(After(), x, y, Linf(0.8)) == []
 
 
 def test_half_of_the_images_masked_is_noticed_and_the_rest_still_probed() -> None:

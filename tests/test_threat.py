@@ -1,3 +1,5 @@
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -144,3 +146,11 @@ def test_bad_radius_and_step_name_the_fix(kind: type[Linf] | type[L2], bad: floa
         kind(bad)
     with pytest.raises(ValueError, match=r"step > 0.*leave it out"):
         kind(0.1, bad)
+
+
+def test_eps_may_be_any_number_but_no_tensor() -> None:
+    threat = Linf(Fraction(8, 255))  # type: ignore[arg-type]
+    assert (type(threat.eps), type(threat.step)) == (float, float)
+    assert threat == Linf(8 / 255)
+    with pytest.raises(TypeError, match="expected eps as a number"):
+        Linf(torch.tensor(0.1))  # type: ignore[arg-type]

@@ -18,7 +18,22 @@ from torch.nn.utils.parametrizations import weight_norm
 import yopo
 from tests.conftest import Batch, assert_same, convnet, grads
 from tests.runs import Silent, tiny_config, tiny_data
-from yopo import EMA, L2, NFGSM, PGD, TRADES, YOPO, Engine, Free, Linf, Natural, Normalize
+from tests.test_split import small_resnet
+from yopo import (
+    EMA,
+    L2,
+    NFGSM,
+    PGD,
+    PMP,
+    TRADES,
+    YOPO,
+    Engine,
+    Free,
+    Linf,
+    Natural,
+    Normalize,
+    attacks,
+)
 from yopo.progress import StopRequested
 from yopo.train import Trainer
 
@@ -50,6 +65,40 @@ def test_cached_parametrizations_get_their_gradients(name: str, batch: Batch) ->
         assert parametrize._cache_enabled
     assert_same(grads(net), grads(twin))
     assert grads(net)["0.parametrizations.weight.original1"].norm() > 0
+
+
+@pytest.mark.parametrize("attack", [attacks.pgd, attacks.cw])
+def test_an_attack_leaves_no_frozen_weights_in_a_cache(attack: Any, batch: Batch) -> None:
+    x, y = batch
+    net = convnet()
+    weight_norm(net[0])
+    with parametrize.cached():
+        F.cross_entropy(net(attack(net, x, y, Linf(0.1), steps=2)), y).backward()
+    assert grads(net)["0.parametrizations.weight.original1"].norm() > 0
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own making, when it compiles
+@pytest.mark.parametrize("name", [*METHODS, "pmp"])
+@pytest.mark.parametrize("how", ["module", "forward"])
+def test_a_network_may_be_compiled_in_place(name: str, how: str, batch: Batch) -> None:
+    plain, ours = small_resnet(), small_resnet()
+    ours.load_state_dict(plain.state_dict())
+    if how == "module":
+        ours.compile(backend="aot_eager")
+    else:
+        ours.forward = torch.compile(ours.forward, backend="aot_eager")
+    NFGSM(ours, Linf(0.1)).backward(*batch)  # a pass without our hooks comes first
+    ours.zero_grad()
+    ours.load_state_dict(plain.state_dict())
+    outs = []
+    for net in (plain, ours):
+        torch.manual_seed(1)
+        build: Any = METHODS.get(name) or (lambda net: PMP(net, Linf(0.1), m=2))
+        if name == "yopo deep":
+            build = partial(YOPO, threat=Linf(0.1), m=2, n=2, first_layer="layer1")
+        outs.append(build(net).backward(*batch).eta)
+    torch.testing.assert_close(*outs)
+    assert_same(grads(plain), grads(ours))
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own making, when it compiles
@@ -122,6 +171,60 @@ def test_a_network_that_leaves_autograd_is_warned_of(batch: Batch) -> None:
     for method in (PGD(model, Linf(0.1)), TRADES(model, Linf(0.1))):
         with pytest.raises(ValueError, match="does not depend on its input"):
             method.backward(x, y)
+
+
+class TwoInTraining(nn.Module):
+    """Returns what an auxiliary head says too, in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet()
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.net(x)
+        return (out, out) if self.training else out
+
+
+def test_more_than_logits_is_refused_by_all(batch: Batch) -> None:
+    net = TwoInTraining()
+    for method in (Natural(net), PGD(net, Linf(0.1)), TRADES(net, Linf(0.1))):
+        with pytest.raises(ValueError, match="wrap it so that it returns the logits alone"):
+            method.backward(*batch)
+
+    class Dict(TwoInTraining):
+        def forward(self, x: Tensor) -> Any:
+            return {"logits": self.net(x)}
+
+    for attack in (attacks.pgd, attacks.cw):
+        with pytest.raises(ValueError, match=r"expected logits .* got dict"):
+            attack(Dict(), *batch, Linf(0.1))
+
+
+def test_natural_training_leaves_the_images_alone(batch: Batch) -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = convnet()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.net(x.sub_(0.5))
+            return out
+
+    x = batch[0].clone()
+    Natural(InPlace()).backward(x, batch[1])
+    assert torch.equal(x, batch[0])
+
+
+def test_cw_breaks_a_network_in_half_precision(batch: Batch) -> None:
+    """Pixels without a gradient, and a loss of more than 65504, are no obstacle."""
+    x = batch[0].to(torch.float16)
+    crop = nn.ZeroPad2d(-1)
+    net = nn.Sequential(crop, nn.Flatten(), nn.Linear(crop(x[:1]).numel(), 4)).half()
+    y = net(x).argmax(1)
+    found = attacks.cw(net, x, y, L2(3.0))
+    assert found.dtype == torch.float16
+    assert (net(found).argmax(1) != y).all()
+    assert torch.equal((found - x)[:, :, 0], torch.zeros_like(x[:, :, 0]))
 
 
 def test_inference_mode_is_refused(batch: Batch) -> None:

@@ -19,7 +19,7 @@ from yopo.frozen import eval_mode, untouched
 from yopo.pmp import Dynamics
 from yopo.propagation import ATTACK_ONLY, FULL
 from yopo.split import cut_names
-from yopo.threat import Linf, Threat
+from yopo.threat import L2, Linf, Threat
 
 ENOUGH = 0.5  # of what the best setting tried makes; a recommendation makes at least this
 INNER = (1, 2, 3, 5, 10)  # n that are tried
@@ -89,7 +89,8 @@ def diagnose(
     check_at_least("m", m, 1)
     check_attack(model, x, y)
     with eval_mode(model):
-        names = cut_names(model, x) or ["output"]
+        if not (names := cut_names(model, x)):
+            raise ValueError("no module inside this network has the whole input pass through it")
         chosen = dict.fromkeys([*names[:2], names[len(names) // 4], names[len(names) // 2]])
         games = {name: Dynamics.of(model, x, [name]) for name in splits or chosen}
         eta = threat.start(x, generator)
@@ -214,7 +215,7 @@ def _strong(
 
 def _lowest(h0: FirstLayer, threat: Threat, eta: Tensor) -> float:
     """min H_0: exact for an affine f0, else the lowest that long searches find."""
-    if h0.is_affine():
+    if h0.is_affine() and isinstance(threat, Linf | L2):
         return _hamiltonian(h0, linear_argmin(threat, h0.at.p[0], h0.x))
     found = [descend(h0, threat, eta, STRONG)]
     if isinstance(threat, Linf):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
 from torch.utils.hooks import RemovableHandle
 
-from yopo.checks import check_optimizer
+from yopo.checks import check_choice, check_optimizer
 from yopo.compiled import Compiled, CompiledSplit, inductor_options
 from yopo.ema import EMA
 from yopo.frozen import eval_mode, forked_rng
@@ -30,7 +30,7 @@ from yopo.methods.pmp import PMP
 from yopo.methods.trades_yopo import TRADESYOPO
 from yopo.methods.yopo import YOPO
 from yopo.split import Cut, Split
-from yopo.threat import L2, Linf
+from yopo.threat import L2, Linf, unchecked
 
 WARM_UP = 3  # steps before the capture, as torch asks for
 
@@ -55,6 +55,7 @@ class Engine:
         capture: bool = True,
         say: Callable[[str], None] = print,
     ) -> None:
+        check_choice("precision", precision, ("float32", "bf16"))
         self.method, self.optimizer, self.ema, self.say = method, optimizer, ema, say
         self.precision, self.compile = precision, compile
         self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
@@ -357,6 +358,9 @@ class Engine:
         method.model = model
         if isinstance(method, AdversarialMethod) and self._threat is not None:
             method.threat = self._threat
+            if not isinstance(model, Compiled):  # it may meet batches of any shape
+                kind: Any = type(self._full)
+                method.threat = unchecked(kind, self._threat.eps, self._threat.step)
         if isinstance(method, YOPO | TRADESYOPO) and cut is not None:
             method.split = Split(model, known=cut)
         if isinstance(model, Compiled):
@@ -506,9 +510,8 @@ def _has_statistics(module: nn.Module) -> bool:
 def _on_device(threat: Linf | L2, device: torch.device, compiled: bool) -> Linf | L2:
     """The threat with radius and step as tensors; its ascent is one kernel where compiled."""
     kind: Any = type(threat)
-    kind = _compiled_kind(kind) if compiled else kind
     eps, step = (torch.tensor(v, device=device) for v in (threat.eps, threat.step))
-    made: Linf | L2 = kind(eps, step)
+    made: Linf | L2 = unchecked(_compiled_kind(kind) if compiled else kind, eps, step)
     return made
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import parametrize
 
 Network = Callable[[Tensor], Tensor]
@@ -31,16 +33,36 @@ class Frozen:
         out: Tensor = self.run(lambda model: model(x))
         return out
 
-    def run(self, work: Callable[[nn.Module], T]) -> T:
-        """Do `work`, forward and backward: checkpointed layers run again on the way back."""
-        result: T = functional_call(self._around, self._state, (work,))
+    def run(self, work: Callable[[nn.Module], T], *, afresh: bool = False) -> T:
+        """Do `work`, forward and backward: checkpointed layers run again on the way back.
+
+        afresh: with the buffers as they were at first, not as earlier work left them.
+        """
+        state = self._state
+        if afresh:
+            state = state | {name: state[name].clone() for name in self._moving}
+        with uncached():
+            result: T = functional_call(self._around, state, (work,))
         return result
+
+    @cached_property
+    def _moving(self) -> list[str]:
+        """Buffers that a pass may change for the next, such as spectral_norm's.
+
+        Not BatchNorm's: while it writes its statistics it does not read them.
+        """
+        modules = self._around.named_modules()
+        owners = ((path, m) for path, m in modules if not isinstance(m, _NormBase))
+        return [
+            f"{path}.{name}" for path, m in owners for name, _ in m.named_buffers(recurse=False)
+        ]
 
 
 def untouched(model: nn.Module, work: Callable[[], T]) -> T:
     """Do `work` with copies of the model's buffers, so that BatchNorm's statistics stay."""
     buffers = {f"model.{name}": b.clone() for name, b in model.named_buffers()}
-    result: T = functional_call(_Around(model), buffers, (lambda _: work(),))
+    with uncached():
+        result: T = functional_call(_Around(model), buffers, (lambda _: work(),))
     return result
 
 
@@ -66,9 +88,9 @@ def uncached() -> Iterator[None]:
         parametrize._cache_enabled = enabled
 
 
-def made_of(model: nn.Module) -> tuple[int, ...]:
+def made_of(model: nn.Module) -> tuple[nn.Module, ...]:
     """Tells whether a module was exchanged for another since."""
-    return tuple(map(id, model.modules()))
+    return tuple(model.modules())
 
 
 @contextmanager
@@ -120,7 +142,12 @@ def rng_state(x: Tensor) -> RngState:
 
 def has_compiled_parts(model: nn.Module) -> bool:
     """Whether torch.compile was given some of its modules, inside which no hook is heard."""
-    return any(hasattr(module, "_orig_mod") for module in model.modules())
+    return any(
+        hasattr(module, "_orig_mod")
+        or getattr(module, "_compiled_call_impl", None) is not None  # module.compile()
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+        for module in model.modules()
+    )
 
 
 def eager(enabled: bool) -> AbstractContextManager[object]:

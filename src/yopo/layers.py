@@ -8,7 +8,16 @@ from typing import NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
-from yopo.frozen import RngState, eval_mode, forked_rng, rng_state, uncompiled, untouched
+from yopo.frozen import (
+    RngState,
+    eager,
+    eval_mode,
+    forked_rng,
+    has_compiled_parts,
+    rng_state,
+    uncompiled,
+    untouched,
+)
 from yopo.split import Cut, Split, forward_hook, own
 
 Theta = Sequence[nn.Parameter]  # the parameters of one layer
@@ -98,13 +107,15 @@ class Watched:
     def __init__(self, model: nn.Module, x: Tensor, cuts: Sequence[Cut]) -> None:
         self.model = model
         self._ends = [cut.module for cut in cuts]
+        self._eager = has_compiled_parts(model)  # no hook is heard inside those
         self._example = x[:1].detach()
         self.names = [*(cut.name for cut in cuts), "output"]
         self.linear: list[nn.Linear | None] = [None] * len(self.names)
-        with torch.enable_grad(), forked_rng(x):
-            pieces = untouched(model, lambda: self.pieces(x))
         parameters = [p for p in model.parameters() if p.requires_grad]
-        self.theta = [_used(piece.out, parameters) for piece in pieces]
+        with torch.enable_grad(), forked_rng(x):  # checkpointed layers run again on the way back
+            self.theta = untouched(
+                model, lambda: [_used(piece.out, parameters) for piece in self.pieces(x)]
+            )
         _refuse_sharing(self.names, self.theta)
 
     def pieces(self, x: Tensor) -> list[Piece]:
@@ -123,7 +134,7 @@ class Watched:
 
             return end
 
-        with ExitStack() as hooks:
+        with ExitStack() as hooks, eager(self._eager):
             for t, module in enumerate(self._ends):
                 hooks.enter_context(forward_hook(module, cut(t)))
             logits = self.model(begun[0][0].clone())
@@ -143,7 +154,7 @@ class Watched:
         def leave(_module: nn.Module, _args: object, output: Tensor) -> NoReturn:
             raise _LeftLayer(output)
 
-        with ExitStack() as stack:
+        with ExitStack() as stack, eager(self._eager):
             given = x.clone()
             if t > 0:
                 shape = (len(x), *self._example.shape[1:])

@@ -57,7 +57,7 @@ def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | N
             # A copy: the model may write into its input, and autocast would take a leaf for a
             # weight and keep its cast.
             logits = network(x.clone())
-            loss = scalar(objective(_tensor(logits)))
+            loss = scalar(objective(tensor(logits)))
             if not loss.requires_grad:
                 raise ValueError(NO_GRADIENT if logits.requires_grad else NO_WAY_BACK)
             if weights is None:
@@ -76,7 +76,7 @@ def backpropagate(
 ) -> tuple[Tensor, Tensor]:
     """Add `weights` times ∂objective(f(x))/∂θ to .grad; return loss and logits."""
     with torch.enable_grad():
-        logits = _tensor(f(x))
+        logits = tensor(f(x.clone()))  # a copy: see propagate
         loss = scalar(objective(logits))
         differentiate(f, loss * weights)
     return loss.detach(), logits.detach()
@@ -103,7 +103,8 @@ def scalar(loss: Tensor) -> Tensor:
     )
 
 
-def _tensor(logits: Tensor) -> Tensor:
+def tensor(logits: Tensor) -> Tensor:
+    """Pass the model's output on if it is a tensor."""
     if isinstance(logits, Tensor):
         return logits
     raise ValueError(no_logits(logits))

@@ -60,13 +60,17 @@ class Split:
         self._first_layer = first_layer
         self._known = known
         self._cuts: dict[object, Cut] = {}
+        self._studied: object = None  # the network that they are of
 
     def cut(self, x: Tensor) -> Cut:
         """Study the network on inputs like x (B, ...), once for each shape and mode."""
         if self._known is not None:
             return self._known
-        flags = tuple(module.training for module in self._original.modules())
-        key = (x.shape[1:], x.dtype, x.device, flags, made_of(self._original))
+        modules = made_of(self._original)
+        hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in modules]
+        if (modules, hooks) != self._studied:
+            self._cuts, self._studied = {}, (modules, hooks)
+        key = (x.shape[1:], x.dtype, x.device, *(module.training for module in modules))
         if key not in self._cuts:
             compiled = has_compiled_parts(self._original)
             with forked_rng(x), torch.enable_grad(), eager(compiled):
@@ -80,12 +84,12 @@ class Split:
         f = Frozen(model) if weights is None else model
         if cut.affine:  # ∂loss/∂x is the inner gradient for every eta: no need of p or f0
             return propagate(f, x, objective, weights=weights)
-        rng = rng_state(x) if cut.random else None
+        f0 = self.f0(x, rng_state(x) if cut.random else None)  # as it is before the pass
         with _watch_costate(cut.module) as found, eager(cut.compiled_parts):
             out = propagate(f, x, objective, weights=weights)
         if len(found) != 1:
             raise ValueError(f"{cut.name!r} was called {len(found)} times in this forward pass")
-        return replace(out, p=found[0], f0=self.f0(x, rng))
+        return replace(out, p=found[0], f0=f0)
 
     def f0(self, x: Tensor, rng: RngState | None = None) -> FirstLayer:
         """f0 alone, frozen; with `rng`, every call draws the same random numbers."""
@@ -113,8 +117,9 @@ class Split:
         random = not torch.equal(rng[0], drawn[0])
         if rng[1] is not None and drawn[1] is not None:
             random = random or not torch.equal(rng[1], drawn[1])
+        # Where f0 draws, another draw may take another way (stochastic depth).
         f0 = _F0(call.module, frozen, rng)
-        affine = _is_linear(call.edge) and _gradient_is_constant(f0, x)
+        affine = not random and _is_linear(call.edge) and _gradient_is_constant(f0, x)
         return Cut(call.name, call.module, affine, random)
 
 
@@ -147,7 +152,7 @@ class _F0:
     eager: bool = False
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.frozen.run(lambda model: self._run(model, x))
+        return self.frozen.run(lambda model: self._run(model, x), afresh=True)
 
     def pull_back(self, p: Tensor, x: Tensor) -> Tensor:
         """∇x p·f0(x), cheaper than differentiating the product."""
@@ -158,7 +163,7 @@ class _F0:
                 (grad,) = torch.autograd.grad(self._run(model, x), x, p)
             return grad
 
-        return self.frozen.run(work)
+        return self.frozen.run(work, afresh=True)
 
     def _run(self, model: nn.Module, x: Tensor) -> Tensor:
         def stop(_module: nn.Module, _args: object, output: Tensor) -> NoReturn:
@@ -318,7 +323,7 @@ def _submodule(model: nn.Module, name: str) -> nn.Module:
 # Autograd nodes of operations that are linear in each single input.
 _LINEAR = frozenset(
     "Addmm Alias AvgPool2D AvgPool3D Bmm Clone ConstantPadNd Convolution Div Expand Flip Im2Col "
-    "Mean Mm Mul Mv NativeDropout Neg Permute PixelUnshuffle ReflectionPad1D ReflectionPad2D "
+    "Mean Mm Mul Mv Neg Permute PixelUnshuffle ReflectionPad1D ReflectionPad2D "
     "Repeat ReplicationPad1D ReplicationPad2D ReshapeAlias Roll Rsub Select Slice Squeeze Sum T "
     "ToCopy Transpose Unfold UnsafeView Unsqueeze UpsampleBilinear2D UpsampleNearest2D View".split()
 )

@@ -6,7 +6,7 @@ start, a projection, and n ascent steps along one fixed gradient. Any object wit
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -109,11 +109,18 @@ class L2:
         return eta
 
 
-def _set_radius_and_step(threat: Linf | L2, eps: float | Tensor, step: float | None) -> None:
-    if isinstance(eps, Tensor):  # on the device, where a captured step reads it anew
-        object.__setattr__(threat, "eps", eps)
-        object.__setattr__(threat, "step", eps / 4 if step is None else step)
-        return
+Ball = TypeVar("Ball", Linf, L2)
+
+
+def unchecked(kind: type[Ball], eps: float | Tensor, step: float | Tensor) -> Ball:
+    """A ball of any radius, or with tensors that a captured step reads anew."""
+    made = object.__new__(kind)
+    object.__setattr__(made, "eps", eps)
+    object.__setattr__(made, "step", step)
+    return made
+
+
+def _set_radius_and_step(threat: Linf | L2, eps: float, step: float | None) -> None:
     given: object = eps
     if not isinstance(given, Real):
         raise TypeError(f"expected eps as a number, as 8 / 255, got {eps!r}")
@@ -124,7 +131,7 @@ def _set_radius_and_step(threat: Linf | L2, eps: float | Tensor, step: float | N
             f"expected eps of at most 1, the range of pixels, got {eps}; 8 of 255 is 8 / 255"
         )
     object.__setattr__(threat, "eps", float(eps))
-    object.__setattr__(threat, "step", eps / 4 if step is None else check_step(step))
+    object.__setattr__(threat, "step", float(eps) / 4 if step is None else check_step(step))
 
 
 def _norm(v: Tensor) -> Tensor:

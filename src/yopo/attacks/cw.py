@@ -30,10 +30,14 @@ def cw(
     check_positive("c", c)
     check_attack(model, x, y)
     with torch.inference_mode(False), eval_mode(model):
+        f, dtype = Frozen(model), x.dtype
         x, y = x.detach().clone(), y.clone()  # clones of inference tensors are ordinary ones
-        best = Strongest(Frozen(model), x, y, margin)
+        if dtype in (torch.float16, torch.bfloat16):  # too coarse for Adam and for c
+            best = Strongest(lambda z: f(z.to(dtype)).float(), x.float(), y, margin)
+        else:
+            best = Strongest(f, x, y, margin)
         descend(best, threat, c=c, lr=lr, steps=steps)
-    return best.images
+    return best.images.to(dtype)
 
 
 def descend(

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from yopo.checks import check_targets
 from yopo.frozen import Network
+from yopo.propagation import tensor
 
 GRAIN = 32  # images: a GPU's libraries choose kernels anew, at length, for every size of a batch
 PerSample = Callable[[Tensor, Tensor], Tensor]  # logits (B, C), labels (B,) -> (B,)
@@ -25,7 +26,7 @@ class Strongest:
         self.grain = GRAIN if x.is_cuda else 1
         self._eta = torch.zeros_like(x)
         with torch.no_grad():
-            logits = f(x.clone()) if clean is None else clean
+            logits = tensor(f(x.clone())) if clean is None else clean
             check_targets(y, x, logits.shape[1])
             self.wrong = logits.argmax(1) != y  # (B,)
             self._value = loss(logits, y)

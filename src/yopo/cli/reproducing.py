@@ -171,9 +171,12 @@ def _attack(name: str, path: Path, more: list[str], args: argparse.Namespace) ->
             every = list(dict.fromkeys([*attacks, *found]))  # what is there stays there
             wanted = {"runs": [target], "attacks": ",".join(every), "samples": samples}
             wanted |= {"eps": None, "step": step, "seed": 0, "save_examples": False}
-            wanted |= {"precision": "tf32", "weights": "last" if target == path else None}
             gpu = pick_device(args.device).type == "cuda"
-            wanted |= {"compile": "autoattack" in every and gpu}
+            wanted |= {
+                "precision": "tf32" if gpu else "float32",
+                "compile": gpu and "autoattack" in every,
+            }
+            wanted |= {"weights": "last" if target == path else None}
             run_eval(argparse.Namespace(**wanted, batch=500, device=args.device), [])
 
 

@@ -74,8 +74,6 @@ def evaluate(
     if stages := [stage for attack in chosen for stage in attack.stages]:
         autoattack.check(threat, x.shape, stages)
     device = next(model.parameters(), x).device
-    if precision == "tf32" and device.type != "cuda":
-        precision = "float32"  # which it is there
     classes = check_data(model, x, y, precision)
     warnings = suspicious(model, x, y, threat, chosen, precision, step) if checks else []
     sha = weights_digest(model)

@@ -252,7 +252,7 @@ class _Suite:
             found, wrong = phase(x, y, logits)
         if self.net.precision == "tf32":  # the verdict is float32's
             with torch.no_grad():
-                doubtful = wrong & (self.f(found).argmax(1) == y)
+                doubtful = wrong & (self.f(found.clone()).argmax(1) == y)
             if doubtful.any():
                 found[doubtful], wrong[doubtful] = phase(x[doubtful], y[doubtful], logits[doubtful])
         images = found[wrong].cpu() if self.examples else torch.empty(0)

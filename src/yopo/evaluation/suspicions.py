@@ -66,9 +66,10 @@ def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[
     f = Frozen(model)
     with torch.no_grad():
         logits, again = f(x.clone()), f(x.clone())
+    yield from _not_numbers(logits)
     yield from _probabilities(logits)
     yield from (randomness := list(_randomness(logits, again)))
-    right = logits.argmax(1) == y
+    right = (logits.argmax(1) == y) & ~logits.isnan().any(1)
     if not right.any():
         return
     x, y = x[right], y[right]
@@ -86,8 +87,9 @@ def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[
     yield from _more_steps(withstands(f, x, y, threat, one_step=True), many)
     if isinstance(threat, Linf | L2):
         kind = type(threat)
-        double = withstands(f, x, y, kind(2 * threat.eps), one_step=False)
-        yield from _larger_eps(many, double)
+        if kind is L2 or 2 * threat.eps <= 1:  # the range of pixels
+            double = withstands(f, x, y, kind(2 * threat.eps), one_step=False)
+            yield from _larger_eps(many, double)
         yield from _unbounded(model, x, y, kind(1.0 if kind is Linf else x[0].numel() ** 0.5))
 
 
@@ -131,6 +133,16 @@ def _input_range(x: Tensor) -> Iterator[Suspicion]:
         f"expected images that use the range [0, 1], got {x.dtype} from {low:.4g} to {high:.4g}, "
         f"so eps does not mean what it says and the network was not probed; {advice}.",
     )
+
+
+def _not_numbers(logits: Tensor) -> Iterator[Suspicion]:
+    if (bad := ~logits.isfinite().all(1)).any():
+        yield Suspicion(
+            "not-finite",
+            f"the outputs for {_share(bad)} of {len(bad)} images looked at are NaN or infinite. A "
+            "clean image with a NaN counts as misclassified, and an attack gets no credit for one. "
+            "Find the layer that overflows or divides by zero.",
+        )
 
 
 def _probabilities(logits: Tensor) -> Iterator[Suspicion]:

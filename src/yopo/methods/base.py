@@ -42,7 +42,7 @@ class Method(ABC):
         self.model = model
         self.loss: Loss = F.cross_entropy if loss is None else loss
         self._classes: int | None = None
-        self._made_of: tuple[int, ...] = ()
+        self._made_of: tuple[nn.Module, ...] = ()
 
     def backward(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Step:
         """Accumulate this method's weight gradient in .grad, as `loss.backward()` does.

@@ -10,13 +10,7 @@ from yopo.frozen import Frozen, eval_mode
 from yopo.losses import Loss
 from yopo.methods.base import AdversarialMethod, Step
 from yopo.propagation import ATTACK_ONLY, FULL, backpropagate, propagate
-from yopo.threat import L2, Linf
-
-
-def _wide(radius: float | Tensor, x: Tensor) -> Any:  # noqa: ANN401
-    """Linf takes a number over 1 for a mistake; here it is none, and a tensor is not looked at."""
-    wide = not isinstance(radius, Tensor) and radius > 1
-    return torch.tensor(radius, dtype=x.dtype, device=x.device) if wide else radius
+from yopo.threat import L2, Linf, unchecked
 
 
 class NFGSM(AdversarialMethod):
@@ -50,10 +44,12 @@ class NFGSM(AdversarialMethod):
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         objective = self._objective(y)
-        kind, eps = type(self.threat), self.threat.eps
+        kind: Any = type(self.threat)
+        eps = self.threat.eps
         step = self.step or eps
         # Noise and step together never leave `reach`, so only the box is left to project on.
-        noise, reach = (kind(_wide(r, x)) for r in (self.noise * eps, self.noise * eps + step))
+        noise = unchecked(kind, self.noise * eps, step)
+        reach = unchecked(kind, self.noise * eps + step, step)
         eta = noise.start(x, self.generator) if eta is None else noise.project(eta, x)
         with eval_mode(self.model, self.attack_mode == "eval"):
             at = propagate(Frozen(self.model), x + eta, objective, weights=None)

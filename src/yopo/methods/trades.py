@@ -9,7 +9,16 @@ from yopo.checks import check_at_least, check_choice
 from yopo.frozen import Frozen, Network, eval_mode
 from yopo.losses import Loss, consistency
 from yopo.methods.base import AdversarialMethod, Step
-from yopo.propagation import ATTACK_ONLY, FORWARD, FULL, Objective, differentiate, propagate, scalar
+from yopo.propagation import (
+    ATTACK_ONLY,
+    FORWARD,
+    FULL,
+    Objective,
+    differentiate,
+    propagate,
+    scalar,
+    tensor,
+)
 from yopo.threat import Threat
 
 
@@ -65,7 +74,7 @@ def trades_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Add ∇θ [loss(f(x), y) + beta·𝓛(f(x), f(x + eta))] to .grad; return it and f(x + eta)."""
     with torch.enable_grad():
-        clean, logits = model(x.clone()), model(x + eta)
+        clean, logits = tensor(model(x.clone())), tensor(model(x + eta))
         total = scalar(loss(clean, y)) + beta * consistency(logits, clean)
         differentiate(model, total)
     return total.detach(), logits.detach()
