@@ -170,8 +170,8 @@ def _most_robust(scores: dict[Run, Score]) -> str:
         return f"{name} is the most robust of {len(scores)} runs: {text}."
     others = ", ".join(f"{other}'s ({100 * score.share:.2f}%)" for other, score in close)
     return (
-        f"{name} has the highest robust accuracy of {len(scores)} runs: {text}. On so many images "
-        f"its lead over {others} may be chance."
+        f"{name} has the highest robust accuracy of {len(scores)} runs: {text}. By these images "
+        f"alone, its lead over {others} may be chance."
     )
 
 
