@@ -1,1 +1,1 @@
-"""Cost ratios: see cost.py."""
+"""Cost ratios, and studies whose results are in records/."""

@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import pickle
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,13 @@ def test_files_have_the_users_own_mode_and_equal_weights_equal_bytes(tmp_path: P
         checkpoint.save_weights(tmp_path / name, TENSORS, {"config": "{}"})
     assert (tmp_path / "a").stat().st_mode == (tmp_path / "text").stat().st_mode
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_text_is_utf8_in_every_locale(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib, yopo.checkpoint as c; "
+        "c.write_text(pathlib.Path(sys.argv[1]), 'L\\u221e')"
+    )
+    env = os.environ | {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], env=env, check=True)
+    assert (tmp_path / "a").read_text("utf-8") == "L∞"

@@ -136,6 +136,10 @@ def test_a_lesser_evaluation_does_not_replace_a_greater_one(
     assert kept.read_text() == great
     for attacks, samples in (("pgd-2,pgd-4", 20), ("pgd-2,pgd-4", 30)):  # more, each time
         assert evaluate(attacks, samples)[1] == aside
+    for attacks in ("pgd-2", "pgd-3"):  # both less than before, perhaps in the same minute
+        aside |= (now := evaluate(attacks, 20)[1])
+        assert len(now) == len(aside)
+    assert len(aside) == 6
 
 
 def test_a_weights_file_is_evaluated_by_its_own_metadata(

@@ -142,6 +142,17 @@ def test_synchronising_batchnorm_changes_nothing_else() -> None:
         assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-12)
 
 
+def test_synchronised_batchnorm_in_bf16() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).float()
+    twin = synchronised(copy.deepcopy(net))
+    x = torch.rand(5, 3, 6, 6).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = twin(x), net(x)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(twin[1].running_var, net[1].running_var)
+
+
 def synchronised(net: torch.nn.Module) -> Any:
     """As among several processes, here one."""
     address = f"tcp://127.0.0.1:{free_port()}"

@@ -95,6 +95,31 @@ def test_a_module_that_comes_twice(batch: Batch) -> None:
     equal(net, twin)
 
 
+def test_hooks_on_a_sequence_are_run(batch: Batch) -> None:
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        return YOPO(net, THREAT, m=2, n=2, first_layer="0")
+
+    f0 = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh())
+    net = nn.Sequential(f0, nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
+    net[1].register_full_backward_pre_hook(lambda _m, grads: (0 * grads[0],))
+    twin = copy.deepcopy(net)
+    plain(net, make, [batch] * 2)
+    fast(twin, make, [batch] * 2)
+    equal(net, twin)
+
+
+def test_the_inner_loop_leaves_spectral_norm_where_it_was(batch: Batch) -> None:
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        return YOPO(net, THREAT, m=2, n=5, first_layer="1")
+
+    first = torch.nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 3))
+    net = nn.Sequential(first, nn.Tanh(), nn.Flatten(), nn.Linear(144, 4))
+    twin = copy.deepcopy(net)
+    plain(net, make, [batch])
+    fast(twin, make, [batch])
+    equal(net, twin)
+
+
 def test_frozen_statistics_stay_frozen(batch: Batch) -> None:
     net = bn_convnet()
     norm = next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d))

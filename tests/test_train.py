@@ -364,7 +364,7 @@ def test_a_huge_rate_is_rolled_back_until_it_trains(tmp_path: Path) -> None:
     }
     trainer = tiny_trainer(tmp_path, over, watcher)
     trainer.run()
-    assert any("the loss is nan" in said or "the loss is inf" in said for said in watcher.said)
+    assert any("the loss is not finite" in said for said in watcher.said)
     assert trainer.progress.rollbacks >= 1
     assert all(v.isfinite().all() for v in trainer.model.state_dict().values())
     collapsed = [line for line in lines(tmp_path) if "collapse" in line]

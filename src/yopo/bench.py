@@ -152,7 +152,7 @@ def _measure(
         share=rate / bench.product_tflops,
         memory=memory,
         warmup_seconds=engine.warmup_seconds,
-        how="one CUDA graph" if engine.captured else ("compiled" if fast else "plain"),
+        how="one CUDA graph" if engine.captured else "compiled" if engine.compiled else "plain",
         natural=None,
         literal=plain,
     )

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,26 +13,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import yopo
-from yopo.config import (
-    Config,
-    FastConfig,
-    FreeConfig,
-    L2Config,
-    LinfConfig,
-    ModelConfig,
-    NaturalConfig,
-    NFGSMConfig,
-    PGDConfig,
-    PMPConfig,
-    TRADESConfig,
-    TRADESYOPOConfig,
-    YOPOConfig,
-)
+from yopo.config import Config, L2Config, LinfConfig, ModelConfig
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "smallcnn": yopo.models.SmallCNN,
     "preactresnet18": yopo.models.preactresnet18,
     "wideresnet": yopo.models.wideresnet,
+}
+METHODS: dict[str, Callable[..., yopo.Method]] = {
+    "pgd": yopo.PGD,
+    "free": yopo.Free,
+    "fast": yopo.Fast,
+    "nfgsm": yopo.NFGSM,
+    "trades": yopo.TRADES,
+    "yopo": yopo.YOPO,
+    "trades-yopo": yopo.TRADESYOPO,
+    "pmp": yopo.PMP,
 }
 
 
@@ -46,29 +41,13 @@ def build_threat(config: LinfConfig | L2Config, part: float = 1.0) -> yopo.Linf 
 def build_method(config: Config, model: nn.Module, optimizer: Optimizer) -> yopo.Method:
     """The training method of a configuration."""
     threat = build_threat(config.threat, config.train_eps)
-
     loss = partial(F.cross_entropy, label_smoothing=config.label_smoothing)
-    match config.method:
-        case NaturalConfig():
-            return yopo.Natural(model, loss=loss)
-        case FreeConfig(m=m, step=step):
-            return yopo.Free(model, threat, optimizer=optimizer, m=m, step=step, loss=loss)
-        case PGDConfig() as c:
-            kind: Any = yopo.PGD
-        case FastConfig() as c:
-            kind = yopo.Fast
-        case NFGSMConfig() as c:
-            kind = yopo.NFGSM
-        case TRADESConfig() as c:
-            kind = yopo.TRADES
-        case YOPOConfig() as c:
-            kind = yopo.YOPO
-        case TRADESYOPOConfig() as c:
-            kind = yopo.TRADESYOPO
-        case PMPConfig() as c:
-            kind = yopo.PMP
-    method: yopo.Method = kind(model, threat, loss=loss, **c.model_dump(exclude={"name"}))
-    return method
+    name, options = config.method.name, config.method.model_dump(exclude={"name"})
+    if name == "natural":
+        return yopo.Natural(model, loss=loss)
+    if name == "free":
+        options["optimizer"] = optimizer
+    return METHODS[name](model, threat, loss=loss, **options)
 
 
 def build_model(config: ModelConfig, x_train: Tensor, classes: int) -> nn.Module:

@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,8 @@ def load(path: Path) -> tuple[Tensors, Values]:
 
 def save_weights(path: Path, state: Tensors, metadata: dict[str, str]) -> None:
     """Write a model's weights as one safetensors file, atomically."""
-    writing = path.with_name(f".{path.name}.writing")
-    try:
+    with _whole(path) as writing:
         _write_tensors(state, writing, metadata)
-        _flush(writing)
-        os.replace(writing, path)
-    finally:
-        writing.unlink(missing_ok=True)
 
 
 def load_weights(path: Path) -> Tensors:
@@ -124,9 +120,16 @@ def _refuse_pickles(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Replace a small text file atomically."""
+    with _whole(path) as writing:
+        writing.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Where to write, so that `path` is replaced whole or not at all."""
     writing = path.with_name(f".{path.name}.writing")
     try:
-        writing.write_text(text)
+        yield writing
         _flush(writing)
         os.replace(writing, path)
     finally:

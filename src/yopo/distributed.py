@@ -119,6 +119,7 @@ class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
+        kind, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
         over = [d for d in range(x.dim()) if d != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
         count = x.new_full((x.shape[1],), x.numel() / x.shape[1])
@@ -139,4 +140,4 @@ class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         out: Tensor = centred * (var + self.eps).rsqrt().view(shape)
         if self.weight is not None:
             out = out * self.weight.view(shape) + self.bias.view(shape)
-        return out
+        return out.to(kind)

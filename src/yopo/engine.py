@@ -24,11 +24,13 @@ from yopo.checks import check_choice, check_optimizer
 from yopo.compiled import Compiled, CompiledSplit, inductor_options
 from yopo.ema import EMA
 from yopo.frozen import eval_mode, forked_rng
+from yopo.layers import in_a_row
 from yopo.methods.base import AdversarialMethod, Method, Step
 from yopo.methods.free import Free
 from yopo.methods.pmp import PMP
 from yopo.methods.trades_yopo import TRADESYOPO
 from yopo.methods.yopo import YOPO
+from yopo.models.normalize import Normalize
 from yopo.split import Cut, Split
 from yopo.threat import L2, Linf, unchecked
 
@@ -92,6 +94,11 @@ class Engine:
     def captured(self) -> bool:
         """Whether steps are replays of one CUDA graph."""
         return self._graph is not None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether steps run a compiled network."""
+        return isinstance(self._fast.model, Compiled)
 
     # ------------------------------------------------------------ stepping
 
@@ -341,7 +348,7 @@ class Engine:
         network = self._network(*parts)
         cut = replace(cut, name="0", module=network.parts[0])
         fast = self._variant(network, cut)
-        if isinstance(fast, YOPO | TRADESYOPO) and not cut.random and not _has_statistics(parts[0]):
+        if isinstance(fast, YOPO | TRADESYOPO) and not cut.random and not _has_state(parts[0]):
             # The plain ascent: the compiler takes it into the function it makes.
             ascend = type(method.threat).ascend
             fast.split = CompiledSplit(network, parts[0], known=cut, ascend=ascend)
@@ -484,7 +491,7 @@ def begins_at_zero(optimizer: Optimizer) -> bool:
 
 def cut_in_two(model: nn.Module, name: str) -> tuple[nn.Sequential, nn.Sequential] | None:
     """(f0, g) if the model is a sequence of modules, perhaps nested, and f0 ends after `name`."""
-    flat = list(_flat(model, ""))
+    flat = in_a_row(model)
     inside = [i for i, (path, _) in enumerate(flat) if f"{path}.".startswith(f"{name}.")]
     if not inside:
         return None
@@ -492,19 +499,10 @@ def cut_in_two(model: nn.Module, name: str) -> tuple[nn.Sequential, nn.Sequentia
     return nn.Sequential(*modules[: inside[-1] + 1]), nn.Sequential(*modules[inside[-1] + 1 :])
 
 
-def _flat(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that run one after the other, with their names."""
-    plain = type(model).forward is nn.Sequential.forward
-    if not plain or model._forward_hooks or model._forward_pre_hooks:
-        yield path, model
-        return
-    for name, module in model._modules.items():  # named_children() would name each but once
-        assert module is not None
-        yield from _flat(module, f"{path}.{name}" if path else name)
-
-
-def _has_statistics(module: nn.Module) -> bool:
-    return any(getattr(m, "track_running_stats", False) for m in module.modules())
+def _has_state(module: nn.Module) -> bool:
+    """Whether a pass may change buffers, as BatchNorm and spectral_norm do; Normalize's stay."""
+    others = (m for m in module.modules() if not isinstance(m, Normalize))
+    return any(next(m.buffers(recurse=False), None) is not None for m in others)
 
 
 def _on_device(threat: Linf | L2, device: torch.device, compiled: bool) -> Linf | L2:

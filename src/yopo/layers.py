@@ -18,7 +18,7 @@ from yopo.frozen import (
     uncompiled,
     untouched,
 )
-from yopo.split import Cut, Split, forward_hook, own
+from yopo.split import Cut, Split, Stopped, forward_hook, own
 
 Theta = Sequence[nn.Parameter]  # the parameters of one layer
 
@@ -152,7 +152,7 @@ class Watched:
             return x.clone()
 
         def leave(_module: nn.Module, _args: object, output: Tensor) -> NoReturn:
-            raise _LeftLayer(output)
+            raise Stopped(output)
 
         with ExitStack() as stack, eager(self._eager):
             given = x.clone()
@@ -165,14 +165,9 @@ class Watched:
                 stack.enter_context(forward_hook(self._ends[t], leave))
             try:
                 logits: Tensor = self.model(given)
-            except _LeftLayer as left:
+            except Stopped as left:
                 return left.output
         return logits
-
-
-class _LeftLayer(BaseException):  # not an Exception: user code must not swallow it
-    def __init__(self, output: Tensor) -> None:
-        self.output = output
 
 
 def layers_of(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -> Layers:
@@ -183,7 +178,7 @@ def layers_of(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -
     run alone; those of other models run all that comes before them too, whenever run alone.
     """
     model = uncompiled(model)
-    children = list(_children(model)) if _is_row(model) else []
+    children = in_a_row(model)
     flat = [name for name, _ in children]
     cuts = [Split(model, name).cut(x) for name in names or (None,)]  # refuses what cannot be
     if names is None:
@@ -194,6 +189,11 @@ def layers_of(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -
     if len(set(names)) < len(names):
         raise ValueError(f"expected different names, got {', '.join(names)}")
     return Watched(model, x, cuts)
+
+
+def in_a_row(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Name and module of those that run one after the other, if the model is nothing else."""
+    return list(_children(model)) if _is_row(model) else []
 
 
 def _children(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -207,7 +207,12 @@ def _children(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modu
 
 def _is_row(module: nn.Module) -> bool:
     """Whether running the children one by one is the same as running the module."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
     return type(module).forward is nn.Sequential.forward and not any(hooks)
 
 

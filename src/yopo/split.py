@@ -137,7 +137,9 @@ def cut_names(model: nn.Module, x: Tensor) -> list[str]:
 # ---------------------------------------------------------------- running f0 and watching p
 
 
-class _ReachedEndOfF0(BaseException):  # not an Exception: user code must not swallow it
+class Stopped(BaseException):
+    """A pass was left half-way. Not an Exception: user code must not swallow it."""
+
     def __init__(self, output: Tensor) -> None:
         self.output = output
 
@@ -167,13 +169,13 @@ class _F0:
 
     def _run(self, model: nn.Module, x: Tensor) -> Tensor:
         def stop(_module: nn.Module, _args: object, output: Tensor) -> NoReturn:
-            raise _ReachedEndOfF0(output)
+            raise Stopped(output)
 
         rng = forked_rng(x, self.rng) if self.rng else nullcontext()
         with rng, forward_hook(self.module, stop), eager(self.eager):
             try:
                 model(x.clone())  # a copy: see propagate
-            except _ReachedEndOfF0 as reached:
+            except Stopped as reached:
                 return reached.output
         raise ValueError("the first layer was not called in this forward pass")
 

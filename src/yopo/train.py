@@ -9,6 +9,7 @@ import math
 import time
 from dataclasses import asdict, fields
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class Trainer:
         )
         self._held = data.x_train[order[:held]], data.y_train[order[:held]]
         few = self._held[1][:FEW]
-        self._chance = max((commonest(y) for y in (self._held[1], few) if len(y)), default=0.0)
+        self._chance = max(commonest(y) for y in (self._held[1], few))
         self._test = data.x_test, data.y_test
         rest = order[held:].sort().values
         self.loader = Loader(
@@ -150,11 +151,9 @@ class Trainer:
         """Study, compile and capture before the clock starts; trains nothing."""
         began = time.perf_counter()
         self.model.train()
-        batch = next(iter(self.loader.epoch(0)), None)
-        if batch is not None:
-            x, y = self._laid_out(batch[0]), batch[1]
-            (self.engine or self.method).prepare(x, y)
-            self._sync()
+        x, y = next(iter(self.loader.epoch(0)))
+        (self.engine or self.method).prepare(self._laid_out(x), y)
+        self._sync()
         self._warmup_seconds += time.perf_counter() - began
 
     def _epoch(self) -> str | None:
@@ -191,7 +190,7 @@ class Trainer:
                 due = time.monotonic() - self._saved_at > 60 * self.config.checkpoint.minutes
                 broken, stop, due = self._anyone(not math.isfinite(p.loss_sum), self.stop, due)
                 if broken:
-                    return f"the loss is {p.loss_sum}"
+                    return "the loss is not finite"
                 self.watch.step(p.epoch, p.step, steps, f"loss {p.loss_sum / p.step:.3f}")
                 if stop:
                     raise StopRequested(self._save())
@@ -249,7 +248,7 @@ class Trainer:
             times.append(time.perf_counter() - started)
             if step == steps:
                 break
-        return sum(times[1:] or times) / len(times[1:] or times), spent
+        return mean(times[1:] or times), spent
 
     def _finish_epoch(self, reason: str | None) -> None:
         """Evaluate, guard, write a line, save."""
@@ -311,22 +310,20 @@ class Trainer:
         p, guard = self.progress, self.config.guard
         if guard.action == "stop" or p.rollbacks >= guard.most or p.good < 0:
             raise RuntimeError(f"training collapsed in epoch {p.epoch + 1}: {reason}")
-        scale, rollbacks, lines = p.rate_scale * guard.shrink, p.rollbacks + 1, p.lines
-        seconds, spent, evaluated = p.train_seconds, p.propagations, p.evaluate_seconds
-        saves, good, best, where = p.saves, p.good, (p.best, p.best_epoch), p.hardware
         try:
-            self._restore(*checkpoint.load(self.out / "state" / f"save-{good:06d}"))
+            self._restore(*checkpoint.load(self.out / "state" / f"save-{p.good:06d}"))
         except ValueError as error:
             raise RuntimeError(f"training collapsed ({reason}) and {error}") from None
-        p = self.progress
-        p.rate_scale, p.rollbacks, p.lines, p.saves, p.good = scale, rollbacks, lines, saves, good
-        p.best, p.best_epoch = best  # those weights lie in the folder
-        p.hardware = where
-        # Time and propagations were spent, whatever became of them.
-        p.train_seconds, p.propagations, p.evaluate_seconds = seconds, spent, evaluated
+        before, p = p, self.progress
+        p.rate_scale, p.rollbacks = before.rate_scale * guard.shrink, before.rollbacks + 1
+        # What was spent and written stays so, whatever became of it.
+        spent = ("train_seconds", "propagations", "evaluate_seconds")
+        written = ("lines", "saves", "good", "best", "best_epoch", "hardware")
+        for name in spent + written:
+            setattr(p, name, getattr(before, name))
         self.watch.say(
             f"collapse: {reason}. Back to the end of epoch {p.epoch}, "
-            f"learning rate times {guard.shrink} (rollback {rollbacks} of {guard.most})"
+            f"learning rate times {guard.shrink} (rollback {p.rollbacks} of {guard.most})"
         )
         self._save(good=True)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
@@ -53,6 +54,8 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     try:
         COMMANDS[args.command][3](args, rest)
+        if dist.is_available() and dist.is_initialized():  # by torchrun
+            dist.destroy_process_group()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         _fail(str(error))
     except KeyboardInterrupt:

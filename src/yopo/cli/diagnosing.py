@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import pick_device
+from yopo.cli.common import nothing_else, pick_device
 
 DIAGNOSE = """examples:
   yopo diagnose runs/demo
@@ -37,8 +37,7 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
     from yopo.data import load
     from yopo.diagnose import diagnose
 
-    if rest:
-        raise ValueError(f"did not expect {' '.join(rest)}; `yopo diagnose --help` lists options")
+    nothing_else(rest)
     if not args.run.is_dir():
         raise ValueError(f"expected the folder of a run, got {args.run}")
     if args.images < 2:

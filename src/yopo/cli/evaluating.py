@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from yopo.cli.common import pick_device
+from yopo.cli.common import nothing_else, pick_device
 from yopo.config import fraction
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
     from yopo.evaluation.names import parse_all
     from yopo.evaluation.suite import check_norm
 
-    if rest:
-        raise ValueError(f"did not expect {' '.join(rest)}; `yopo eval --help` lists the options")
+    nothing_else(rest)
     attacks = parse_all(args.attacks)
     for run in args.runs:  # all checked first
         config, _ = find(run, args.weights)
@@ -158,7 +157,7 @@ def _set_aside(stem: Path, result: "Result") -> str | None:
     """Rename an evaluation of the same weights that has more attacks or images than the new one."""
     file = stem.with_name(f"{stem.name}.json")
     try:
-        old = json.loads(file.read_text())
+        old = json.loads(file.read_text("utf-8"))
         about, attacks, when = old["about"], {*old["attacks"]}, old["about"]["finished"]
         same = about["weights_sha256"] == result.about["weights_sha256"]
         more = attacks - {*result.outcomes} or about["images"] > result.about["images"]
@@ -167,6 +166,8 @@ def _set_aside(stem: Path, result: "Result") -> str | None:
     if not (same and more):
         return None
     name = f"{stem.name}-{re.sub('[^0-9]', '', when)}"
+    while stem.with_name(f"{name}.json").exists():  # of the same minute
+        name += "+"
     for end in (".json", ".md"):
         if (found := stem.with_name(stem.name + end)).exists():
             found.rename(stem.with_name(name + end))

@@ -119,7 +119,7 @@ def _untime(path: Path) -> None:
     """Let a finished run say that its time does not count, if it was begun so."""
     mark, file = path / "untimed", path / "result.json"
     if mark.exists() and file.exists():
-        result = json.loads(file.read_text()) | {"timed": False}
+        result = json.loads(file.read_text("utf-8")) | {"timed": False}
         checkpoint.write_text(file, json.dumps(result, indent=1) + "\n")
         mark.unlink()
 
@@ -201,7 +201,7 @@ def _bench(file: Path | None) -> dict[str, Any] | None:
     if file is None:
         return None
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text("utf-8"))
     except (ValueError, OSError) as error:
         raise ValueError(f"cannot read --bench {file}: {error}") from None
     if not isinstance(found, dict) or not {"model", "rows", "device", "batch"} <= {*found}:

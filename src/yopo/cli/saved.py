@@ -25,7 +25,7 @@ def find(path: Path, which: str | None) -> tuple[Config, Path]:
                 f"expected a run with config.yaml and {weights.name}, got {path}; "
                 "`yopo train` makes one"
             )
-        return validate(yaml.safe_load((path / "config.yaml").read_text())), weights
+        return validate(yaml.safe_load((path / "config.yaml").read_text("utf-8"))), weights
     if not path.is_file():
         raise ValueError(f"no run folder and no weights file {path}")
     if which is not None:

@@ -107,7 +107,7 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
         if args.resume and done.exists():
             if _read_yaml(out / "config.yaml") != config.tree():
                 raise ValueError(f"{out} holds a run of another configuration; give another --out")
-            results[spec] = json.loads(done.read_text())
+            results[spec] = json.loads(done.read_text("utf-8"))
         else:
             results[spec] = train_one(config, out, args, title=spec)
     if all(results.values()):
@@ -253,7 +253,7 @@ def _flags(rest: list[str]) -> dict[str, str]:
 
 def _read_yaml(path: Path) -> Tree:
     try:
-        tree = yaml.safe_load(path.read_text())
+        tree = yaml.safe_load(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ValueError(f"no file {path}") from None
     except yaml.YAMLError as error:

@@ -22,11 +22,6 @@ class Attack:
     loss: Literal["cross-entropy", "margin"] = "cross-entropy"
     stages: tuple[str, ...] = ()  # of the AutoAttack package
 
-    @property
-    def phases(self) -> int:
-        """Passes over the images still standing: restarts or stages."""
-        return len(self.stages) or self.restarts
-
 
 def parse(name: str) -> Attack:
     """One name; a ValueError with the nearest known ones if it is none."""

@@ -20,11 +20,11 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
     data = paper()
     theirs = data["tables"][name]
     attacks = [c for c in next(iter(theirs["rows"].values())) if c != "minutes"]
-    timed = "hardware" in theirs
+    has_times = "hardware" in theirs
     heads = ["method", "run"]
     for attack in attacks:
         heads += [f"{attack}, paper", f"{attack}, ours"]
-    heads += ["time ratio, paper", "time ratio, ours"] if timed else ["time ratio, ours"]
+    heads += ["time ratio, paper", "time ratio, ours"] if has_times else ["time ratio, ours"]
     rows: list[list[Cell]] = []
     others: dict[str, list[str]] = {}  # runs by how they differ from the table's setting
     whole = [run for run in runs if not run.short]
@@ -35,7 +35,7 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
             counted = [run for run in group if not run.short]
             for attack in attacks:
                 cells += [f"{row[attack]:.2f}%", _ours(counted, attack)]
-            cells += [_paper_ratio(theirs["rows"], method)] if timed else []
+            cells += [_paper_ratio(theirs["rows"], method)] if has_times else []
             rows.append([*cells, _ratio(counted, whole)])
             epochs = TABLES[name].config(method).epochs
             for run in group:
@@ -47,7 +47,11 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
         f"Paper: {data['source']}. Ours: test accuracy, with its 95% interval; of several seeds "
         "the mean, with the lowest and highest. Time ratio: "
         "training time over that of the PGD run, or for TRADES the TRADES run, of the most steps"
-        + (f"; the paper's on a {theirs['hardware']}." if timed else "; the paper has none here.")
+        + (
+            f"; the paper's on a {theirs['hardware']}."
+            if has_times
+            else "; the paper has none here."
+        )
     )
     return (
         f"<h2>Beside the paper: Table {name[-1]}</h2><p>{escape(theirs['title'])}</p>"

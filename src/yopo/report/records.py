@@ -86,7 +86,7 @@ class Run:
     def weights(self, evaluation: dict[str, Any]) -> list[str]:
         """Which of its weights were evaluated: best, last, both if they are the same, or a file.
 
-        None, if they were replaced since, as by going on with the run.
+        Empty, if they were replaced since, as by going on with the run.
         """
         about = evaluation["about"]
         file = str(about["weights"])

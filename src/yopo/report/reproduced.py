@@ -295,7 +295,7 @@ def _measured(table: Summary) -> list[dict[str, Any]]:
 
 
 def _images(r: dict[str, Any]) -> int:
-    """Those that most of its attacks were run on."""
+    """The most that any of its attacks was run on."""
     return max(int(a["images"]) for a in r["accuracy"].values())
 
 
