@@ -101,7 +101,8 @@ def test_hooks_on_a_sequence_are_run(batch: Batch) -> None:
 
     f0 = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh())
     net = nn.Sequential(f0, nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
-    net[1].register_full_backward_pre_hook(lambda _m, grads: (0 * grads[0],))
+    nothing: Any = lambda _module, grads: (0 * grads[0],)  # noqa: E731
+    net[1].register_full_backward_pre_hook(nothing)
     twin = copy.deepcopy(net)
     plain(net, make, [batch] * 2)
     fast(twin, make, [batch] * 2)
