@@ -161,6 +161,72 @@ def test_compare_gives_one_table(
     assert "did you mean pgd?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("methods", "flags", "message"),
+    [
+        ("pgd-2,pgd-3", ["--method.steps", "1"], "--method.steps contradicts pgd-2"),
+        ("natural", ["--method.name", "fast"], "--method.name contradicts natural"),
+        ("nfgsm,there", [], "there holds a run; add --resume"),
+        ("nfgsm,there", ["--resume"], "there holds a run of another configuration"),
+    ],
+)
+def test_compare_is_refused_before_anything_is_trained(
+    methods: str,
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "pgd-5" / "state" / "save-000001").mkdir(parents=True)
+    (tmp_path / "pgd-5" / "result.json").write_text("{}")
+    (tmp_path / "pgd-5" / "config.yaml").write_text("epochs: 3")
+    words = ("--methods", methods.replace("there", "pgd-5"), "--out", tmp_path, *flags)
+    assert yopo(monkeypatch, "compare", "demo", *words) == 2
+    assert message.replace("there", "pgd-5") in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["pgd-5"]
+
+
+def test_two_processes_do_not_train_in_one_folder(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
+    with training._alone_in(tmp_path / "run"):
+        assert yopo(monkeypatch, *words) == 2
+    assert "another process is training in" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert yopo(monkeypatch, *words) == 0
+
+
+def test_epochs_of_a_file_move_warm_ups_along_as_those_of_a_flag_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "short.yaml"
+    file.write_text("epochs: 1")
+    shown = []
+    for words in (["--epochs", "1"], ["--config", file]):
+        monkeypatch.setattr(training, "dry_run", lambda config, _: shown.append(config))
+        assert yopo(monkeypatch, "train", "demo", "--dry-run", *words) == 0
+    assert shown[0] == shown[1]
+    assert shown[0].eps_warmup < 1
+
+
+def test_files_that_cannot_be_written_are_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "config.yaml"
+    settings.write_text("epochs: 1")
+    for words, message in (
+        (["report", tmp_path, "--out", settings], "expected an .html file for --out"),
+        (["bench", "--json", tmp_path / "no" / "b.json"], "no folder"),
+        (["bench", "--picture", tmp_path / "b.txt"], "expected a .png, .svg or .pdf file"),
+        (["train", "--epochs", "1", "demo"], "settings come after the recipe"),
+    ):
+        assert yopo(monkeypatch, *words) == 2
+        assert message in capsys.readouterr().err
+    assert settings.read_text() == "epochs: 1"
+
+
 def test_recipes_and_settings_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

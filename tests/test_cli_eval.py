@@ -1,5 +1,6 @@
 """`yopo eval`, as a user meets it."""
 
+import copy
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from tests.robust import EPS, trained
 from tests.test_cli import TINY, npz, yopo
 from yopo import checkpoint
 from yopo.config import Tree, validate
+from yopo.evaluation.journal import weights_digest
 
 __all__ = ["npz"]
 
@@ -129,7 +131,7 @@ def test_a_lesser_evaluation_does_not_replace_a_greater_one(
 
     great, none = evaluate("clean,pgd-2,pgd-3", 20)
     _, aside = evaluate("pgd-2", 20)
-    assert "the evaluation before, which has more, is kept as eval-2" in capsys.readouterr().out
+    assert "which this one does not cover, is kept as eval-2" in capsys.readouterr().out
     assert not none
     assert sorted(path.suffix for path in aside) == [".json", ".md"]
     (kept,) = [path for path in aside if path.suffix == ".json"]
@@ -140,6 +142,25 @@ def test_a_lesser_evaluation_does_not_replace_a_greater_one(
         aside |= (now := evaluate(attacks, 20)[1])
         assert len(now) == len(aside)
     assert len(aside) == 6
+
+
+def test_another_radius_or_other_weights_replace_nothing(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--attacks", "pgd-2", "--samples", "20"]
+    best, last = trained()[0], copy.deepcopy(trained()[0])
+    last.load_state_dict({k: 0.9 * v for k, v in best.state_dict().items()})
+    settings = {"config": (run / "config.yaml").read_text()}
+    checkpoint.save_weights(run / "model-last.safetensors", dict(last.state_dict()), settings)
+    digests = {"best": weights_digest(best), "last": weights_digest(last)}
+    (run / "result.json").write_text(json.dumps({"weights_sha256": digests}))
+    kept = {*run.glob("eval*.json")}
+    for more in ([], ["--eps", "0.05"], ["--weights", "last"], ["--step", "0.01"], ["--seed", "1"]):
+        assert yopo(monkeypatch, "eval", run, *words, *more) == 0
+        before, kept = kept, {*run.glob("eval*.json")}
+        assert len(kept) == len(before) + 1 or not more
+    assert yopo(monkeypatch, "eval", run, *words, "--seed", "1") == 0  # the same again
+    assert {*run.glob("eval*.json")} == kept
 
 
 def test_a_weights_file_is_evaluated_by_its_own_metadata(

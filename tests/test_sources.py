@@ -324,6 +324,18 @@ def test_folder_size_resizes_the_shorter_side_and_keeps_the_centre(tmp_path: Pat
     assert load("folder", root=tmp_path, size=24).x_test.shape == (1, 3, 24, 24)
 
 
+def test_pictures_of_16_bits_are_scaled(tmp_path: Path) -> None:
+    grey = np.array([[0, 257, 300], [32768, 65535, 128 * 257]], np.uint16)
+    for split in ("train", "test"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        Image.fromarray(grey).save(tmp_path / split / "a" / "0.png")
+    x = load("folder", root=tmp_path).x_train
+    assert x[0, 0].tolist() == [[0, 1, 1], [128, 255, 128]]
+    Image.fromarray(grey.astype(np.float32)).save(tmp_path / "train" / "a" / "1.tiff")
+    with pytest.raises(ValueError, match=r"1\.tiff: its pixels have no known range"):
+        load("folder", root=tmp_path)
+
+
 def test_folder_makes_rgb_of_other_modes(tmp_path: Path) -> None:
     for split in ("train", "test"):
         for name, mode, colour in (("a", "L", 9), ("b", "RGBA", (1, 2, 3, 4)), ("c", "P", 0)):

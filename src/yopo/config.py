@@ -42,8 +42,8 @@ def _options(value: object) -> object:
         raise ValueError("options should be values as in YAML") from None
 
 
-Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
-NotNegative = Annotated[float, BeforeValidator(_number), Field(ge=0)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Epochs = Annotated[
     list[NotNegative], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)

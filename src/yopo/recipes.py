@@ -187,5 +187,7 @@ def recipe(name: str) -> Tree:
     if name in RECIPES:
         return RECIPES[name][1]
     near = difflib.get_close_matches(name, RECIPES, n=3, cutoff=0.4)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise ValueError(f"no recipe {name!r}{hint} `yopo recipes` lists them")
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ValueError(
+        f"no recipe {name!r}; {hint}`yopo recipes` lists them, and settings come after the recipe"
+    )

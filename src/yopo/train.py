@@ -301,6 +301,8 @@ class Trainer:
         if reason is not None and self.config.guard.action != "ignore":
             self._recover(reason)
             return
+        if reason is not None:
+            self.watch.say(f"collapse: {reason}; ignored, as guard.action says")
         p.epoch, p.step, p.loss_sum, p.right, p.seen = p.epoch + 1, 0, 0.0, 0.0, 0.0
         due = time.monotonic() - self._saved_at >= c.checkpoint.pause or p.epoch == c.epochs
         if self._anyone(due)[0]:

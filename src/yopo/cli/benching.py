@@ -48,6 +48,11 @@ def run_bench(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError(f"no model {args.model!r} to bench; there are: {', '.join(SETTINGS)}")
     if args.batch < 8:
         raise ValueError(f"expected --batch of at least 8, got {args.batch}")
+    for file in filter(None, (args.json, args.picture)):
+        if not file.parent.is_dir():
+            raise ValueError(f"no folder {file.parent} for {file.name}")
+    if args.picture and args.picture.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"expected a .png, .svg or .pdf file for --picture, got {args.picture}")
     methods = [spec.strip() for spec in args.methods.split(",")]
     for spec in methods:
         method_tree(spec)  # a typo is found before anything is measured

@@ -142,8 +142,8 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
         images = stem.with_name(f"{stem.name}-examples.safetensors")
         facts = {key: str(result.about[key]) for key in SHOWN}
         checkpoint.save_weights(images, _examples(result, y), facts)
-    if aside := _set_aside(stem, result):
-        screen.say(f"the evaluation before, which has more, is kept as {aside}")
+    if aside := _set_aside(stem, result, run):
+        screen.say(f"the evaluation before, which this one does not cover, is kept as {aside}")
     checkpoint.write_text(stem.with_name(f"{stem.name}.json"), result.to_json())
     checkpoint.write_text(card, result.card())
     result.forget()
@@ -153,17 +153,19 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
     screen.say(f"card: {card}")
 
 
-def _set_aside(stem: Path, result: "Result") -> str | None:
-    """Rename an evaluation of the same weights that has more attacks or images than the new one."""
+def _set_aside(stem: Path, result: "Result", run: Path) -> str | None:
+    """Rename the evaluation before, unless the new one covers it or its weights were replaced."""
     file = stem.with_name(f"{stem.name}.json")
+    new = result.about
     try:
         old = json.loads(file.read_text("utf-8"))
-        about, attacks, when = old["about"], {*old["attacks"]}, old["about"]["finished"]
-        same = about["weights_sha256"] == result.about["weights_sha256"]
-        more = attacks - {*result.outcomes} or about["images"] > result.about["images"]
+        about, when, sha = old["about"], old["about"]["finished"], old["about"]["weights_sha256"]
+        alike = all(about[key] == new[key] for key in ("threat", "eps", "seed", "precision"))
+        attacks = {n: a["settings"] for n, a in old["attacks"].items() if n != "clean"}
+        covered = attacks.items() <= new["settings"].items() and about["images"] <= new["images"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not (same and more):
+    if alike and covered if sha == new["weights_sha256"] else sha not in _weights_of(run):
         return None
     name = f"{stem.name}-{re.sub('[^0-9]', '', when)}"
     while stem.with_name(f"{name}.json").exists():  # of the same minute
@@ -172,6 +174,15 @@ def _set_aside(stem: Path, result: "Result") -> str | None:
         if (found := stem.with_name(stem.name + end)).exists():
             found.rename(stem.with_name(name + end))
     return f"{name}.json"
+
+
+def _weights_of(run: Path) -> list[str]:
+    """Digests of the weights that a run folder holds."""
+    try:
+        tree = json.loads((run / "result.json").read_text("utf-8"))
+        return list(tree["weights_sha256"].values())
+    except (OSError, ValueError, KeyError, AttributeError):
+        return []
 
 
 def result_table(result: "Result") -> Table:

@@ -42,6 +42,8 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError(f"expected --paper {', '.join(TABLES)}, got {args.paper!r}")
     if args.out.is_dir():
         raise ValueError(f"expected a file for --out, got the folder {args.out}; add report.html")
+    if args.out.suffix not in (".html", ".htm"):
+        raise ValueError(f"expected an .html file for --out, got {args.out}")
     runs = read_runs([path for path in args.runs if not path.is_file()] or args.runs)
     for run in runs:
         for note in run.notes:

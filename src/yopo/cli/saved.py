@@ -21,9 +21,10 @@ def find(path: Path, which: str | None) -> tuple[Config, Path]:
     if path.is_dir():
         weights = path / FILES[which or "best"]
         if not (path / "config.yaml").is_file() or not weights.is_file():
+            other = next((w for w, file in FILES.items() if (path / file).is_file()), None)
+            advice = f"try --weights {other}" if other else "`yopo train` makes one"
             raise ValueError(
-                f"expected a run with config.yaml and {weights.name}, got {path}; "
-                "`yopo train` makes one"
+                f"expected a run with config.yaml and {weights.name}, got {path}; {advice}"
             )
         return validate(yaml.safe_load((path / "config.yaml").read_text("utf-8"))), weights
     if not path.is_file():

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +22,11 @@ from yopo.cli.common import pick_device, rank
 from yopo.cli.screen import Screen
 from yopo.config import Config, Tree, fields, nested, overlay, rescaled, validate
 from yopo.recipes import method_tree, recipe
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 TRAIN = """examples:
   yopo train demo --out runs/demo
@@ -96,17 +101,23 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
     """Train with several methods; the same network, data, seed and clock for each."""
     if args.out is None:
         raise ValueError("expected a folder for the runs: --out DIR")
-    specs = [spec.strip() for spec in args.methods.split(",")]
-    configs = {
-        s: resolve(args, rest, {"method": method_tree(s)}) for s in specs
-    }  # all checked first
+    configs: dict[str, Config] = {}
+    for spec in (spec.strip() for spec in args.methods.split(",")):  # all checked first
+        method = method_tree(spec)
+        for name in nested(_flags(rest)).get("method", {}):
+            if name in method:
+                raise ValueError(f"--method.{name} contradicts {spec}; write it in --methods")
+        configs[spec] = resolve(args, rest, {"method": method})
+        out = args.out / spec
+        if not (args.resume and (out / "result.json").exists()):
+            _check_free(out, args.resume)
+        elif _read_yaml(out / "config.yaml") != configs[spec].tree():
+            raise ValueError(f"{out} holds a run of another configuration; give another --out")
     results: dict[str, dict[str, Any]] = {}
     for spec, config in configs.items():
         out = args.out / spec
         done = out / "result.json"
         if args.resume and done.exists():
-            if _read_yaml(out / "config.yaml") != config.tree():
-                raise ValueError(f"{out} holds a run of another configuration; give another --out")
             results[spec] = json.loads(done.read_text("utf-8"))
         else:
             results[spec] = train_one(config, out, args, title=spec)
@@ -119,12 +130,12 @@ def resolve(args: argparse.Namespace, rest: list[str], over: Tree | None = None)
     """Recipe, then YAML file, then `over`, then flags."""
     source = Path(args.recipe)
     tree = _read_yaml(source) if source.suffix in (".yaml", ".yml") else recipe(args.recipe)
-    if args.config:
-        tree = overlay(tree, _read_yaml(args.config))
     flags = nested(_flags(rest))
-    if str(flags.get("epochs", "")).isdigit() and int(flags["epochs"]) > 0:
-        tree = rescaled(tree, int(flags["epochs"]))
-    return validate(overlay(overlay(tree, over or {}), flags))
+    for given in (_read_yaml(args.config) if args.config else {}, over or {}, flags):
+        if str(given.get("epochs", "")).isdigit() and int(given["epochs"]) > 0:
+            tree = rescaled(tree, int(given["epochs"]))
+        tree = overlay(tree, given)
+    return validate(tree)
 
 
 def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -> dict[str, Any]:
@@ -133,11 +144,7 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
     from yopo.progress import StopRequested
     from yopo.train import Trainer
 
-    saved = any((out / "state").glob("save-*"))
-    if saved and not args.resume:
-        raise ValueError(f"{out} holds a run; add --resume to go on, or give another --out")
-    if (out / "result.json").exists() and not saved:
-        raise ValueError(f"{out} holds a finished run without checkpoints; give another --out")
+    _check_free(out, args.resume)
     tracker = _tracker(args.track, out)
     device = pick_device(args.device)
     d = config.data
@@ -150,7 +157,7 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
     elif args.resume:
         screen.say(f"nothing to resume in {out}; starting")
     try:
-        with screen.bars, _stop_on_signals(trainer):
+        with screen.bars, _stop_on_signals(trainer), _alone_in(out):
             return trainer.run()
     except StopRequested as stop:
         done = "stopped and saved" if stop.saved else "stopped; the last checkpoint is an older one"
@@ -159,6 +166,38 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
     finally:
         if tracker is not None:
             tracker.close()
+
+
+def _check_free(out: Path, resume: bool) -> None:
+    """Refuse a folder that holds a run which is not to be gone on with."""
+    saved = any((out / "state").glob("save-*"))
+    if saved and not resume:
+        raise ValueError(f"{out} holds a run; add --resume to go on, or give another --out")
+    if (out / "result.json").exists() and not saved:
+        raise ValueError(f"{out} holds a finished run without checkpoints; give another --out")
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Keep a second process from training in the same folder; a killed one leaves no lock."""
+    if fcntl is None or rank() > 0:
+        yield
+        return
+    fresh = not out.exists()
+    out.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every file system has locks
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"another process is training in {out}") from None
+        yield
+    finally:
+        os.close(folder)
+        if fresh:
+            with suppress(OSError):  # it holds a run
+                out.rmdir()
 
 
 def _same_command() -> str:
@@ -227,8 +266,8 @@ def result_table(results: dict[str, dict[str, Any]]) -> Table:
     for name in ("method", "training", "propagations", "best", "last"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for method, r in results.items():
-        pairs = (r.get("best", r["last"]), r["last"])
-        shown = (f"{100 * p['clean']:.2f} / {100 * p[attack]:.2f}" for p in pairs)
+        pairs = (r.get("best"), r["last"])  # natural training may have none
+        shown = (f"{100 * p['clean']:.2f} / {100 * p[attack]:.2f}" if p else "–" for p in pairs)
         table.add_row(method, f"{r['train_seconds']:.1f} s", f"{r['propagations']:.0f}", *shown)
     return table
 

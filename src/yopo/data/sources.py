@@ -366,7 +366,13 @@ def _picture(file: Path, size: int | None) -> Bytes:  # (H, W, 3)
         raise ImportError("reading pictures needs pillow; run `pip install pillow`") from error
     try:
         with Image.open(file) as opened:
-            image = opened.convert("RGB")
+            if opened.mode.startswith("I;16"):  # 16 bits, which convert() would clip
+                image = Image.fromarray((np.asarray(opened) / 257).round().astype(np.uint8))
+            elif opened.mode in ("I", "F"):
+                raise ValueError("its pixels have no known range; save it with 8 or 16 bits")
+            else:
+                image = opened
+            image = image.convert("RGB")
     except (OSError, ValueError, SyntaxError) as error:  # what pillow raises on damaged files
         raise ValueError(f"cannot read {file}: {error}; repair or remove it") from error
     if size is not None:
