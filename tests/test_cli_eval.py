@@ -301,3 +301,16 @@ def test_help_has_examples(
     shown = capsys.readouterr().out
     assert "usage: yopo eval" in shown
     assert "examples:\n  yopo eval" in shown
+
+
+def test_data_named_from_another_folder(
+    npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(npz.parent)
+    assert (
+        yopo(monkeypatch, "train", "demo", "--out", tmp_path / "r", "--data.path", npz.name, *TINY)
+        == 0
+    )
+    monkeypatch.chdir(tmp_path)
+    assert yopo(monkeypatch, "eval", "r") == 2
+    assert "from the folder it was trained in; run this there" in capsys.readouterr().err

@@ -33,8 +33,7 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
 
     from yopo import checkpoint
     from yopo.build import build_threat
-    from yopo.cli.saved import find, load_model
-    from yopo.data import load
+    from yopo.cli.saved import find, load_data, load_model
     from yopo.diagnose import diagnose
 
     nothing_else(rest)
@@ -43,8 +42,7 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
     if args.images < 2:
         raise ValueError(f"expected --images of at least 2, got {args.images}")
     config, weights = find(args.run, args.weights)
-    d, device = config.data, pick_device(args.device)
-    data = load(d.name, root=d.root, path=d.path, size=d.size)
+    device, data = pick_device(args.device), load_data(config)
     model = load_model(config, weights, data)
     order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(args.seed))
     chosen = order[: args.images]

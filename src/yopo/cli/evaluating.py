@@ -94,22 +94,20 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
 def _evaluate(run: Path, args: argparse.Namespace) -> None:
     import yopo
     from yopo import checkpoint
-    from yopo.cli.saved import find, load_model
-    from yopo.data import load
+    from yopo.cli.saved import find, load_data, load_model
 
     config, weights = find(run, args.weights)
     threat = choose_threat(config, args.eps)
     step = None if args.step is None else fraction(args.step, "--step")
     device = pick_device(args.device)
-    d = config.data
-    arrays = load(d.name, root=d.root, path=d.path, size=d.size)
+    arrays = load_data(config)
     x, y, drawn = choose_images(arrays.x_test, arrays.y_test, args.samples, args.seed)
     model = load_model(config, weights, arrays).to(device)
     parameters = sum(p.numel() for p in model.parameters())
     about = {
         "model": f"{config.model.name} ({parameters:,} parameters, trained with "
         f"{config.method.name})",
-        "data": f"{d.name} test set{drawn}",
+        "data": f"{config.data.name} test set{drawn}",
         "weights": weights.name,
     }
     stem = run / "eval" if run.is_dir() else run.with_suffix(".eval")

@@ -10,6 +10,7 @@ from torch import nn
 from yopo import checkpoint
 from yopo.build import build_model
 from yopo.config import Config, validate
+from yopo.data import load
 from yopo.data.sources import Arrays
 from yopo.run_folder import BEST, LAST
 
@@ -40,6 +41,19 @@ def find(path: Path, which: str | None) -> tuple[Config, Path]:
             "`yopo train` wrote, with the settings in its metadata"
         )
     return validate(json.loads(settings)), path
+
+
+def load_data(config: Config) -> Arrays:
+    """The data that the run was trained on."""
+    d = config.data
+    try:
+        return load(d.name, root=d.root, path=d.path, size=d.size)
+    except (ValueError, OSError) as error:
+        if not any(p and not Path(p).is_absolute() for p in (d.root, d.path)):
+            raise
+        raise ValueError(
+            f"{error}. The run names its data from the folder it was trained in; run this there"
+        ) from None
 
 
 def load_model(config: Config, weights: Path, data: Arrays) -> nn.Module:

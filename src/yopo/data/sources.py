@@ -172,8 +172,15 @@ def _images(key: str, x: NDArray[Any]) -> Tensor:  # (N, H, W), (N, H, W, C) or 
 
 
 def _labels(key: str, y: NDArray[Any], x: NDArray[Any]) -> Tensor:
+    if y.shape[1:] not in ((), (1,)):
+        raise ValueError(
+            f"expected {key} with one label for each of {len(x)} images, got shape {y.shape}; "
+            "of one-hot rows use y.argmax(1)"
+        )
     if y.dtype.kind not in "iu":
-        raise ValueError(f"expected {key} as whole numbers, got {y.dtype}; use y.astype('int64')")
+        whole = y.dtype.kind == "b" or (y.dtype.kind == "f" and bool((y == np.round(y)).all()))
+        fix = "y.astype('int64')" if whole else "np.unique(y, return_inverse=True)[1]"
+        raise ValueError(f"expected {key} as whole numbers, got {y.dtype}; use {fix}")
     if y.shape not in ((len(x),), (len(x), 1)):
         raise ValueError(
             f"expected {key} with one label for each of {len(x)} images, got shape {y.shape}"
