@@ -76,7 +76,7 @@ def backpropagate(
 ) -> tuple[Tensor, Tensor]:
     """Add `weights` times ∂objective(f(x))/∂θ to .grad; return loss and logits."""
     with torch.enable_grad():
-        logits = tensor(f(x.clone()))  # a copy: see propagate
+        logits = tensor(f(x))
         loss = scalar(objective(logits))
         differentiate(f, loss * weights)
     return loss.detach(), logits.detach()

@@ -17,5 +17,6 @@ class Natural(Method):
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         if eta is not None:
             raise ValueError("Natural has no adversary; leave eta out")
-        loss, logits = backpropagate(self.model, x, self._objective(y))
+        # A copy: the model may write into its input.
+        loss, logits = backpropagate(self.model, x.clone(), self._objective(y))
         return Step(loss, logits, torch.zeros_like(x), FULL)
