@@ -266,7 +266,7 @@ def result_table(results: dict[str, dict[str, Any]]) -> Table:
     for name in ("method", "training", "propagations", "best", "last"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for method, r in results.items():
-        pairs = (r.get("best"), r["last"])  # natural training may have none
+        pairs = (r.get("best"), r["last"])  # no best where every epoch collapsed
         shown = (f"{100 * p['clean']:.2f} / {100 * p[attack]:.2f}" if p else "–" for p in pairs)
         table.add_row(method, f"{r['train_seconds']:.1f} s", f"{r['propagations']:.0f}", *shown)
     return table
