@@ -100,47 +100,36 @@ class Loader:
         batch: int,
         seed: int,
         device: torch.device,
-        shuffle: bool = True,
         augment: Augment = Augment(),  # noqa: B008
-        drop_last: bool = True,
         rank: int = 0,
         world: int = 1,
         resident: bool = True,
     ) -> None:
-        _check(x, y, batch=batch, rank=rank, world=world, drop_last=drop_last)
+        _check(x, y, batch=batch, rank=rank, world=world)
         self.x = x.to(device) if resident else x
         self.y = y.to(device, torch.int64)
         self.batch, self.seed, self.device = batch, seed, torch.device(device)
-        self.shuffle, self.augment, self.drop_last = shuffle, augment, drop_last
-        self.rank, self.world, self.resident = rank, world, resident
+        self.augment, self.rank, self.world, self.resident = augment, rank, world, resident
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
-        n = len(self.y)
-        return n // self.batch if self.drop_last else -(-n // self.batch)
+        """Steps in an epoch; the images left over have their turn in another."""
+        return len(self.y) // self.batch
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch from step `start` on, as if the earlier ones had been drawn.
-
-        Without `drop_last` the last batch may be smaller; its shares differ by one image at most,
-        and some are empty if it has fewer images than there are ranks.
-        """
+        """The batches of an epoch from step `start` on, as if the earlier ones had been drawn."""
         if not 0 <= start <= len(self):
             raise ValueError(f"expected start from 0 to {len(self)} steps, got {start}")
         n, (height, width) = len(self.y), self.x.shape[2:]
-        order = torch.arange(n)
-        if self.shuffle:
-            order = torch.randperm(n, generator=generator(self.seed, epoch, "order"))
+        order = torch.randperm(n, generator=generator(self.seed, epoch, "order"))
         numbers = draw(self.augment, n=n, height=height, width=width, seed=self.seed, epoch=epoch)
         shares = [self._share(step) for step in range(start, len(self))]
         return self._steps(order, numbers, shares)
 
     def _share(self, step: int) -> slice:
         """Where this rank's part of a global batch lies in the epoch."""
-        first = step * self.batch
-        size = min(self.batch, len(self.y) - first)
-        low, high = (size * r // self.world for r in (self.rank, self.rank + 1))
-        return slice(first + low, first + high)
+        share = self.batch // self.world
+        first = step * self.batch + self.rank * share
+        return slice(first, first + share)
 
     def _steps(
         self, order: Tensor, numbers: Tensor, shares: list[slice]
@@ -177,7 +166,7 @@ class Loader:
         return values.to(self.device, non_blocking=True)
 
 
-def _check(x: Tensor, y: Tensor, *, batch: int, rank: int, world: int, drop_last: bool) -> None:
+def _check(x: Tensor, y: Tensor, *, batch: int, rank: int, world: int) -> None:
     if x.dim() != 4 or x.dtype != torch.uint8:
         raise ValueError(
             f"expected uint8 images (N, C, H, W), got {x.dtype} of shape {tuple(x.shape)}; "
@@ -192,7 +181,7 @@ def _check(x: Tensor, y: Tensor, *, batch: int, rank: int, world: int, drop_last
         )
     if batch < 1:
         raise ValueError(f"expected batch of at least 1, got {batch}; give a positive number")
-    if drop_last and batch > len(x):
+    if batch > len(x):
         raise ValueError(
             f"expected batch of at most {len(x)}, the number of images, got {batch}; "
             "use a smaller batch"
