@@ -94,7 +94,7 @@ def _headline(root: Path) -> str:
     for name, table in tables.items():
         attack = TABLES[name].attacks[0]
         for row in table["rows"]:
-            head = [WORST if name.startswith("worst") else name for name in heads(table)]
+            head = [WORST if h.startswith("worst") else h for h in heads(table)]
             found = dict(zip(head, cells(table, row), strict=True))
             data = paper()["tables"][name]["title"].rpartition(", ")[0]
             columns = ("method", "clean", attack, WORST, "autoattack", "training", "time ratio")

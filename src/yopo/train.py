@@ -298,10 +298,10 @@ class Trainer:
         p.lines += 1
         self.files.add(line)
         self.watch.epoch(line)
-        if reason is not None and self.config.guard.action != "ignore":
-            self._recover(reason)
-            return
         if reason is not None:
+            if c.guard.action != "ignore":
+                self._recover(reason)
+                return
             self.watch.say(f"collapse: {reason}; ignored, as guard.action says")
         p.epoch, p.step, p.loss_sum, p.right, p.seen = p.epoch + 1, 0, 0.0, 0.0, 0.0
         due = time.monotonic() - self._saved_at >= c.checkpoint.pause or p.epoch == c.epochs

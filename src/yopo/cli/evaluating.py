@@ -163,7 +163,8 @@ def _set_aside(stem: Path, result: "Result", run: Path) -> str | None:
         covered = attacks.items() <= new["settings"].items() and about["images"] <= new["images"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if alike and covered if sha == new["weights_sha256"] else sha not in _weights_of(run):
+    same = sha == new["weights_sha256"]
+    if (same and alike and covered) or (not same and sha not in _weights_of(run)):
         return None
     name = f"{stem.name}-{re.sub('[^0-9]', '', when)}"
     while stem.with_name(f"{name}.json").exists():  # of the same minute

@@ -175,8 +175,8 @@ def _attack(name: str, path: Path, more: list[str], args: argparse.Namespace) ->
             wanted |= {
                 "precision": "tf32" if gpu else "float32",
                 "compile": gpu and "autoattack" in every,
+                "weights": "last" if target == path else None,
             }
-            wanted |= {"weights": "last" if target == path else None}
             run_eval(argparse.Namespace(**wanted, batch=500, device=args.device), [])
 
 

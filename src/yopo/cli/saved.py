@@ -49,7 +49,8 @@ def load_data(config: Config) -> Arrays:
     try:
         return load(d.name, root=d.root, path=d.path, size=d.size)
     except (ValueError, OSError) as error:
-        if not any(p and not Path(p).is_absolute() for p in (d.root, d.path)):
+        named = [Path(p) for p in (d.root, d.path) if p]
+        if all(p.is_absolute() or p.exists() for p in named):
             raise
         raise ValueError(
             f"{error}. The run names its data from the folder it was trained in; run this there"

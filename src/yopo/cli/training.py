@@ -101,10 +101,11 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
     """Train with several methods; the same network, data, seed and clock for each."""
     if args.out is None:
         raise ValueError("expected a folder for the runs: --out DIR")
+    given = nested(_flags(rest)).get("method", {})
     configs: dict[str, Config] = {}
     for spec in (spec.strip() for spec in args.methods.split(",")):  # all checked first
         method = method_tree(spec)
-        for name in nested(_flags(rest)).get("method", {}):
+        for name in given:
             if name in method:
                 raise ValueError(f"--method.{name} contradicts {spec}; write it in --methods")
         configs[spec] = resolve(args, rest, {"method": method})
