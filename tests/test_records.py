@@ -1,6 +1,7 @@
 """Numbers in the README and the docs are those of the records."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -57,6 +58,9 @@ def test_our_recipes_were_run_as_they_are(name: str) -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
     (line,) = [x for x in lines if x.startswith(f"| `{name}` ({len(runs)} seed")]
     assert line.endswith(f"| {results[0]['train_seconds']:.1f} s |")  # others may have shared a GPU
+    whole = sum(v for k, v in results[0].items() if k.endswith("_seconds"))
+    (time,) = [x for x in lines if x.startswith("- Time: training alone. With starting")]
+    assert re.search(rf"`{name}` ({whole:.1f} s|{whole / 60:.1f} min)[,.]", time)
     told = line + "".join(x for x in lines if x.startswith(f"- `{name}`: "))
     shares: dict[tuple[str, str], list[float]] = {}
     for run, result in zip(runs, results, strict=True):
@@ -69,6 +73,13 @@ def test_our_recipes_were_run_as_they_are(name: str) -> None:
     assert len(shares) > 2
     for values in shares.values():
         assert f" {100 * sum(values) / len(values):.2f}" in told
+
+
+def test_time_where_nothing_was_compiled_before() -> None:
+    found = json.loads((ROOT / "records/mnist-h200/fast/cold/result.json").read_text())
+    whole = sum(v for k, v in found.items() if k.endswith("_seconds"))
+    text = f"compiling took {found['warmup_seconds']:.0f} s and all of it {whole:.0f} s"
+    assert text in (ROOT / "README.md").read_text()
 
 
 def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ RECIPES = {  # the runs of each, one a seed
     "mnist-fast": "records/mnist-h200/fast/seed-*",
     "cifar10-fast": "records/cifar10-fast-h200/33-epochs",
 }
+PARTS = tuple(f"{p}_seconds" for p in ("train", "evaluate", "test", "prepare", "warmup"))
 
 
 def texts(root: Path = ROOT) -> dict[Path, str]:
@@ -109,7 +110,7 @@ def _headline(root: Path) -> str:
     ]
     if pairs:
         told.append(f"The same ratio between the loops written plainly: {', '.join(pairs)}.")
-    told += dict.fromkeys(others)
+    told += _merged(others)
     for data, figure in reversed(FIGURES.items()):
         if (root / figure).is_file():
             alt = f"{data}: held-out accuracy against training time"
@@ -123,8 +124,9 @@ def _recipes(root: Path) -> str:
     runs = {name: seeds for name, seeds in runs.items() if seeds}
     if not runs:
         return NOT_RUN
-    rows, told = [], []
+    rows, told, whole = [], [], []
     for name, seeds in runs.items():
+        alone = timed(seeds)
         own = [dict((run.result or {})["last"]) for run in seeds]
         attack = next(key for key in own[0] if key != "clean")
         found: dict[tuple[str, str], list[float]] = {}
@@ -139,9 +141,11 @@ def _recipes(root: Path) -> str:
                 _share([shares["clean"] for shares in own]),
                 f"{_share([shares[attack] for shares in own])}, {attack}",
                 _share(strongest[0]) if strongest else "–",
-                duration(mean(run.spent("train_seconds") or 0.0 for run in timed(seeds))),
+                duration(mean(run.spent("train_seconds") or 0.0 for run in alone)),
             ]
         )
+        spent = mean(sum(run.spent(part) or 0.0 for part in PARTS) for run in alone)
+        whole.append(f"`{name}` {duration(spent)}")
         told += [
             f"`{name}`: {_share(values)} under {a} ({how}){_of(values, seeds)}."
             for (a, how), values in found.items()
@@ -153,8 +157,21 @@ def _recipes(root: Path) -> str:
         "Test accuracy with the last weights, in %; the mean over seeds, and the lowest and "
         f"highest. {', '.join(where)}; PGD as `yopo train` runs it: steps of 2.5·eps/r.",
     )
+    told.append(
+        "Time: training alone. With starting, compiling (most of it cached from earlier runs), "
+        f"held-out accuracy after each epoch and the test set: {', '.join(whole)}."
+    )
     lines = _markdown(["recipe", "clean", "PGD", "autoattack", "training"], rows)
     return "\n".join([*lines, "", *_list(told)])
+
+
+def _merged(sentences: Sequence[str]) -> list[str]:
+    """Each once; "a: it fell" and "b: it fell" as "a, b: it fell"."""
+    about: dict[str, list[str]] = {}
+    for sentence in dict.fromkeys(sentences):
+        names, colon, what = sentence.partition(": ")
+        about.setdefault(what if colon else sentence, []).extend([names] if colon else [])
+    return [f"{', '.join(names)}: {what}" if names else what for what, names in about.items()]
 
 
 def _share(values: Sequence[float]) -> str:
