@@ -232,3 +232,34 @@ def test_the_command(
     assert "expected a run with config.yaml" in capsys.readouterr().err
     assert run(monkeypatch, "diagnose", out, "--splits", "conv9") == 2
     assert "no module 'conv9'" in capsys.readouterr().err
+
+
+class Tied(nn.Module):
+    """Two of its layers have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.h = nn.Linear(192, 6), nn.Linear(6, 4)
+        self.b, self.c, self.d = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.d.weight = self.b.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x.flatten(1)))
+        for layer in (self.b, self.c, self.d):
+            h = torch.tanh(layer(h))
+        out: Tensor = self.h(h)
+        return out
+
+
+def test_layers_that_share_a_weight_count_as_one(batch: Batch) -> None:
+    found = diagnose(Tied(), *batch, Linf(0.1), m=2)
+    assert {d.name for d in found.depths} <= {"a", "d"}
+    assert {"a", "d"} <= found.residuals.keys()
+    assert not {"b", "c"} & found.residuals.keys()
+    with pytest.raises(ValueError, match="share a parameter"):
+        diagnose(Tied(), *batch, Linf(0.1), m=2, splits=["b"])
+
+
+def test_inference_mode_is_named(batch: Batch) -> None:
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"leave torch.inference_mode\(\)"):
+        diagnose(Tied(), *batch, Linf(0.1))

@@ -376,3 +376,83 @@ def test_the_record_shows_pmp_near_yopo_and_its_page_agrees() -> None:
         robust[file.name] = best["pgd-20"]
         assert f"{100 * best['clean']:.2f} / {100 * best['pgd-20']:.2f}" in page
     assert abs(robust["pmp-result.json"] - robust["yopo-5-10-result.json"]) < 0.05
+
+
+class Sometimes(nn.Module):
+    """Blocks that take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(192, 6)
+        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.head = nn.Linear(6, 4)
+        self.turn = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.blocks[self.turn](torch.tanh(self.stem(x.flatten(1)))))
+        out: Tensor = self.head(h)
+        return out
+
+
+@pytest.mark.parametrize("at", ["after", "before", "algorithm1"])
+def test_blocks_that_were_not_used_at_first_are_trained_too(at: Any, batch: Batch) -> None:
+    net = Sometimes()
+    method = PMP(net, LINF, m=1, weights_at=at)
+    for turn in range(3):
+        net.turn = turn
+        net.zero_grad()
+        method.backward(*batch, torch.zeros_like(batch[0]))
+        alone = copy.deepcopy(net)
+        alone.zero_grad()
+        PMP(alone, LINF, m=1, weights_at=at).backward(*batch, torch.zeros_like(batch[0]))
+        for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            if p.grad is not None and q.grad is not None:
+                torch.testing.assert_close(p.grad, q.grad)
+        assert net.blocks[turn].weight.grad is not None
+
+
+def test_parameters_exchanged_by_loading_are_those_that_are_trained(batch: Batch) -> None:
+    net = convnet()
+    method = PMP(net, LINF)
+    method.backward(*batch)
+    net.load_state_dict({k: v.clone() for k, v in net.state_dict().items()}, assign=True)
+    method.backward(*batch)
+    assert all(p.grad is not None for p in net.parameters())
+
+
+@pytest.mark.parametrize("options", [{"adversary": "lbfgs"}, {"weights": "argmax"}])
+def test_channels_last_gives_the_same(options: dict[str, Any], batch: Batch) -> None:
+    net, (x, y) = convnet(nn.GELU), batch
+    other: Any = copy.deepcopy(net)
+    other.to(memory_format=torch.channels_last)
+    start = torch.zeros_like(x)
+    want = PMP(net, LINF, m=2, **options).backward(x, y, start)
+    got = PMP(other, LINF, m=2, **options).backward(
+        x.to(memory_format=torch.channels_last), y, start
+    )
+    torch.testing.assert_close(got.eta, want.eta)
+    for p, q in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+def test_argmax_in_half_precision(batch: Batch) -> None:
+    net, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), batch
+    other = copy.deepcopy(net).bfloat16()
+    PMP(net, LINF, m=1, weights="argmax").backward(x, y, torch.zeros_like(x))
+    x = x.bfloat16()
+    PMP(other, LINF, m=1, weights="argmax").backward(x, y, torch.zeros_like(x))
+    assert other[1].weight.grad is not None
+    torch.testing.assert_close(
+        other[1].weight.grad.double(), net[1].weight.grad, rtol=0.1, atol=0.02
+    )
+
+
+def test_a_loss_of_the_whole_batch_is_refused_in_words(batch: Batch) -> None:
+    mixed = batch[1].flip(0)
+
+    def mixup(logits: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * F.cross_entropy(logits, y) + 0.5 * F.cross_entropy(logits, mixed)
+
+    with pytest.raises(ValueError, match="any part of a batch"):
+        PMP(convnet(), LINF, loss=mixup).backward(*batch)

@@ -34,6 +34,7 @@ from yopo import (
     Normalize,
     attacks,
 )
+from yopo.evaluation.suite import starts
 from yopo.progress import StopRequested
 from yopo.train import Trainer
 
@@ -446,3 +447,138 @@ def test_a_state_that_cannot_be_saved_is_refused_first(
     monkeypatch.setattr("yopo.train.build_model", lambda *_: Extra())
     with pytest.raises(ValueError, match="get_extra_state"):
         Trainer(tiny_config(), tiny_data(), tmp_path / "r", Silent(), torch.device("cpu"))
+
+
+class Cached(nn.Module):
+    """Keeps, in eval mode, what it computed from a weight, and drops it in train(True)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(192, 4)
+        self.shift = nn.Parameter(torch.zeros(4))
+        self.kept: Tensor | None = None
+
+    def train(self, mode: bool = True) -> "Cached":
+        super().train(mode)
+        if mode:
+            self.kept = None
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.flatten(1))
+        if self.training:
+            return out + self.shift
+        if self.kept is None:
+            self.kept = self.shift * 1
+        return out + self.kept
+
+
+def test_what_a_network_keeps_in_eval_mode_is_that_of_todays_weights(batch: Batch) -> None:
+    net, x = Cached(), batch[0]
+    y = torch.full((len(x),), 2)
+    yopo.evaluate(net, (x, y), Linf(0.1), "clean", checks=False)
+    attacks.pgd(net, x, y, Linf(0.1), steps=1)
+    with torch.no_grad():
+        net.shift[2] += 100
+    assert yopo.evaluate(net, (x, y), Linf(0.1), "clean", checks=False).accuracy == {"clean": 1.0}
+    assert net.training
+    assert net.linear.training
+    frozen = nn.Sequential(inner := Cached())
+    inner.linear.eval()  # the user's own choice
+    attacks.pgd(frozen, x, y, Linf(0.1), steps=1)
+    assert [m.training for m in frozen.modules()] == [True, True, False]
+
+
+class Scaled(nn.Module):
+    """One of several blocks that have a buffer in common."""
+
+    table: Tensor
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("table", table)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + torch.tanh(self.linear(h * self.table))
+
+
+def test_blocks_may_share_a_buffer(batch: Batch) -> None:
+    table = torch.rand(6)
+    blocks = [Scaled(table), Scaled(table)]
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.Tanh(), *blocks, nn.Linear(6, 4))
+    start = torch.zeros_like(batch[0])
+    got = YOPO(net, Linf(0.1), m=2, n=2, first_layer="2").backward(*batch, start)
+    net[4].table = table.clone()
+    want = YOPO(net, Linf(0.1), m=2, n=2, first_layer="2").backward(*batch, start)
+    assert torch.equal(got.eta, want.eta)
+
+
+def test_an_exchanged_hook_is_seen(batch: Batch) -> None:
+    net, start = convnet(), torch.zeros_like(batch[0])
+    hook = net[0].register_forward_pre_hook(lambda _, args: (2 * args[0],))
+    method = YOPO(net, Linf(0.1), m=2, n=3)
+    method.backward(*batch, start)
+    hook.remove()
+    net[0].register_forward_pre_hook(lambda _, args: ((9 * args[0]).sin(),))
+    want = YOPO(net, Linf(0.1), m=2, n=3).backward(*batch, start)
+    assert torch.equal(method.backward(*batch, start).eta, want.eta)
+
+
+def test_the_engines_average_follows_a_converted_network(batch: Batch) -> None:
+    net: Any = convnet()
+    ema, began = EMA(net, 0.5), net[0].weight.detach().clone()
+    net.to(memory_format=torch.channels_last)
+    engine = Engine(Natural(net), sgd(net), ema=ema, compile=False)
+    for _ in range(40):
+        engine.step(*batch)
+    average: Any = ema.model
+    off, way = (average[0].weight - net[0].weight).norm(), (net[0].weight - began).norm()
+    assert off < 0.1 * way
+
+
+def test_a_step_of_the_engine_that_fails_leaves_no_gradient(batch: Batch) -> None:
+    net, calls = convnet(), 0
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise RuntimeError("out of memory")
+        return F.cross_entropy(logits, y)
+
+    method = YOPO(net, Linf(0.1), m=3, n=1, loss=loss)
+    engine = Engine(method, torch.optim.SGD(net.parameters(), 0.1), compile=False)
+    engine.step(*batch)
+    calls = 1
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step(*batch)
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_tensors_of_inference_mode_and_of_a_teacher(batch: Batch) -> None:
+    net, teacher, start = convnet(), convnet(), torch.zeros_like(batch[0])
+    with torch.inference_mode():
+        x = batch[0] + 0
+    soft = teacher(batch[0]).softmax(1)  # has a graph of its own
+    got = YOPO(net, Linf(0.1), m=2, n=2).backward(x, soft, start)
+    want = YOPO(net, Linf(0.1), m=2, n=2).backward(batch[0], soft.detach(), start)
+    assert torch.equal(got.eta, want.eta)
+    assert all(p.grad is None for p in teacher.parameters())
+
+
+def test_starts_do_not_depend_on_the_memory_layout(batch: Batch) -> None:
+    other = batch[0].to(memory_format=torch.channels_last)
+    assert torch.equal(starts(Linf(0.1), batch[0], "0/0"), starts(Linf(0.1), other, "0/0"))
+
+
+def test_things_of_the_wrong_kind_are_named() -> None:
+    net = convnet()
+    with pytest.raises(TypeError, match="expected a threat, as"):
+        YOPO(net, Linf)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected step as a number"):
+        Linf(0.1, "0.1")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"step\(\) needs no closure, got LBFGS"):
+        Free(net, Linf(0.1), optimizer=torch.optim.LBFGS(net.parameters()))
+    with pytest.raises(ValueError, match="one for each channel, got shape"):
+        Normalize(torch.zeros(1, 3, 1, 1), 1.0)  # type: ignore[arg-type]

@@ -117,15 +117,16 @@ def ridge(linear: nn.Linear, pairs: list[Pair], rho: float, decay: float) -> Non
     w, bias = linear.weight, linear.bias
     with torch.no_grad(), torch.autocast(w.device.type, enabled=False):
         theta = w if bias is None else torch.cat([w, bias[:, None]], 1)
-        gram = torch.zeros(theta.shape[1], theta.shape[1]).to(w)
-        right, one = torch.zeros_like(theta.T), torch.eye(theta.shape[1]).to(w)
+        theta = theta.to(torch.promote_types(w.dtype, torch.float32))
+        gram = torch.zeros(theta.shape[1], theta.shape[1]).to(theta)
+        right, one = torch.zeros_like(theta.T), torch.eye(theta.shape[1]).to(theta)
         for pair in pairs:
-            x, p = pair.x.to(w).flatten(0, -2), pair.p.to(w).flatten(0, -2)
+            x, p = pair.x.to(theta).flatten(0, -2), pair.p.to(theta).flatten(0, -2)
             if bias is not None:
                 x = torch.cat([x, x.new_ones(len(x), 1)], 1)
             gram += pair.part * (x.T @ x / len(pair.x) + (1 + decay / rho) * one)
             right += pair.part / rho * (x.T @ p - decay * theta.T)
-        step = torch.linalg.solve(gram, right).T
+        step = torch.linalg.solve(gram, right).T.to(w)
         w.grad = -step[:, : w.shape[1]].contiguous()
         if bias is not None:
             bias.grad = -step[:, -1].contiguous()
@@ -133,14 +134,12 @@ def ridge(linear: nn.Linear, pairs: list[Pair], rho: float, decay: float) -> Non
 
 def moved(dynamics: Dynamics, at: Trajectory, x: Tensor) -> Trajectory:
     """The same co-states, with H_0 taken at another x_0 = x (B, ...)."""
-    theta = dynamics.layers.theta[0]
 
     def work() -> tuple[Tensor, list[Tensor | None]]:
         with torch.enable_grad(), forked_rng(x, at.rng[0]):
             out = dynamics.layers.f(0, x)
             h = (at.p[1] * out).sum() - dynamics.r(0, x)
-            grads = torch.autograd.grad(h, theta, allow_unused=True) if theta else ()
-        return out.detach(), list(grads)
+            return out.detach(), dynamics.ascent(0, [h], [torch.ones_like(h)])[1]
 
     out, ascent = untouched(dynamics.layers.model, work)
     return replace(at, x=[x, out, *at.x[2:]], ascent=[ascent, *at.ascent[1:]])

@@ -1,10 +1,10 @@
 """Refuse bad input with a sentence that names the fix, before anything is changed."""
 
-from numbers import Integral
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 ROUNDING = 1e-6  # by which arithmetic may leave [0, 1]; threats bring x + eta back
 
@@ -20,7 +20,9 @@ def check_trainable(model: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
-    """The optimizer trains the model, or some of it."""
+    """The optimizer trains the model, or some of it, without asking for the loss again."""
+    if isinstance(optimizer, LBFGS):
+        raise ValueError("expected an optimizer whose step() needs no closure, got LBFGS")
     own = {id(p) for p in model.parameters()}
     if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has none of the model's parameters; make it anew")
@@ -29,7 +31,7 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
 def check_threat(threat: object) -> None:
     """A threat has a radius, a step and three operations."""
     needed = ("eps", "step", "start", "project", "ascend")
-    if not all(hasattr(threat, name) for name in needed):
+    if isinstance(threat, type) or not all(hasattr(threat, name) for name in needed):
         raise TypeError(f"expected a threat, as yopo.Linf(8 / 255), got {threat!r}")
 
 
@@ -140,6 +142,9 @@ def check_step(step: float) -> float:
 
 def check_positive(name: str, value: float) -> float:
     """A size is a positive, finite number."""
+    given: object = value
+    if not isinstance(given, Real):
+        raise TypeError(f"expected {name} as a number, got {value!r}")
     if not 0 < value < float("inf"):
         raise ValueError(f"expected {name} > 0, got {value}; leave it out for the default")
     return float(value)

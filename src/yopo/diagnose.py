@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from yopo.argmin import FirstLayer, descend, lbfgs_argmin, linear_argmin
 from yopo.checks import check_at_least, check_attack
 from yopo.frozen import eval_mode, untouched
+from yopo.layers import SharedError
 from yopo.pmp import Dynamics
 from yopo.propagation import ATTACK_ONLY, FULL
 from yopo.split import cut_names
@@ -88,13 +89,16 @@ def diagnose(
     """
     check_at_least("m", m, 1)
     check_attack(model, x, y)
+    if torch.is_inference_mode_enabled():
+        raise ValueError("co-states are gradients; leave torch.inference_mode() first")
     with eval_mode(model):
         if not (names := cut_names(model, x)):
             raise ValueError("no module inside this network has the whole input pass through it")
         chosen = dict.fromkeys([*names[:2], names[len(names) // 4], names[len(names) // 2]])
-        games = {name: Dynamics.of(model, x, [name]) for name in splits or chosen}
+        whole = _whole(model, x, names)
+        apart = [c for c in chosen if c in whole.layers.names] or whole.layers.names[:1]
+        games = {name: Dynamics.of(model, x, [name]) for name in splits or apart}
         eta = threat.start(x, generator)
-        whole = Dynamics.of(model, x, names)
         strong = _strong(whole, threat, x, y, generator)
         clean, worst = (_loss(whole, x + e, y) for e in (torch.zeros_like(x), strong))
         depths = [
@@ -154,6 +158,17 @@ def brief(
 
 
 # ---------------------------------------------------------------- the parts
+
+
+def _whole(model: nn.Module, x: Tensor, names: Sequence[str]) -> Dynamics:
+    """All layers; those that share parameters, and those between them, as one."""
+    while True:
+        try:
+            return Dynamics.of(model, x, names)
+        except SharedError as shared:
+            names = [*names[: shared.first], *names[shared.last :]]
+            if not names:
+                raise
 
 
 def _depth(

@@ -17,14 +17,15 @@ class EMA:
         self.decay = decay
         self.model = copy.deepcopy(model).requires_grad_(False)
         self._of = model
-        self._pair()
+        self.pair()
 
     def update(self, step: int) -> None:
         """Move towards the network after its step number `step` (from 0)."""
-        self._pair()  # anew, since model.to(...) gives it other tensors
+        self.pair()
         self.move(self.weight(step))
 
-    def _pair(self) -> None:
+    def pair(self) -> None:
+        """Look for the network's tensors anew: model.to(...) gives it others."""
         self._pairs = list(zip(_floats(self.model), _floats(self._of), strict=True))
 
     def weight(self, step: int) -> float:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
 from torch.utils.hooks import RemovableHandle
 
@@ -25,7 +26,7 @@ from yopo.compiled import Compiled, CompiledSplit, inductor_options
 from yopo.ema import EMA
 from yopo.frozen import eval_mode, forked_rng
 from yopo.layers import in_a_row
-from yopo.methods.base import AdversarialMethod, Method, Step
+from yopo.methods.base import AdversarialMethod, Method, Step, plain
 from yopo.methods.free import Free
 from yopo.methods.pmp import PMP
 from yopo.methods.trades_yopo import TRADESYOPO
@@ -110,7 +111,7 @@ class Engine:
         """
         if self._shape is None:
             self.prepare(x, y)
-        x, y = x.detach(), y if y.is_floating_point() else y.long()
+        x, y = plain(x), plain(y if y.is_floating_point() else y.long())
         self._check_unchanged(part)
         with self._here():
             self._set_numbers(part, self._made if updates is None else updates)
@@ -222,8 +223,14 @@ class Engine:
             method.model.refresh()
         bf16 = self.precision == "bf16"
         # No cache: casts kept across a capture would be those of old weights.
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-            out = method._run(x, y, None)
+        try:
+            with torch.autocast(
+                self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False
+            ):
+                out = method._run(x, y, None)
+        except BaseException:  # as out of memory: half a gradient must not join the next
+            self.optimizer.zero_grad()
+            raise
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self._average:
@@ -250,14 +257,14 @@ class Engine:
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check the batch, compile and capture. Nothing is trained."""
         began = time.perf_counter()
-        y = y if y.is_floating_point() else y.long()
+        x, y = plain(x), plain(y if y.is_floating_point() else y.long())
         cudnn = torch.backends.cudnn
         search = cudnn.benchmark
         if self._cast and not cudnn.deterministic:
             cudnn.benchmark = True  # gains 4% there (records/speed.md)
         try:
             with self._here():
-                self._prepare(x.detach(), y)
+                self._prepare(x, y)
         finally:
             cudnn.benchmark = search
         self.warmup_seconds += time.perf_counter() - began
@@ -276,6 +283,11 @@ class Engine:
         if self.device.type == "cuda":
             self._let_rates_be_tensors()
         self._plain = self._fast = self._variant(self.method.model)
+        if self.ema:
+            self.ema.pair()  # the network may have been converted since
+        if isinstance(self.method.model, DistributedDataParallel):
+            self.say("plain steps: DistributedDataParallel exchanges gradients in backward()")
+            return
         if self.compile:
             self._try_to_compile(x, y)
         if self.capture:

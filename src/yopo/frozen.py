@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 Network = Callable[[Tensor], Tensor]
@@ -20,10 +21,13 @@ class Frozen:
     """The model with parameters that get no gradient and buffers that stay as they are.
 
     Parameters are detached, so backward passes skip the weight gradients; buffers are copied once,
-    so BatchNorm in training mode writes its running statistics into the copies.
+    so BatchNorm in training mode writes its running statistics into the copies. Not through
+    DistributedDataParallel, which has nothing to exchange and would count the pass as a step.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
         self._around = _Around(model)
         self._state = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
         self._state |= {f"model.{name}": b.clone() for name, b in model.named_buffers()}
@@ -53,9 +57,8 @@ class Frozen:
         """
         modules = self._around.named_modules()
         owners = ((path, m) for path, m in modules if not isinstance(m, _NormBase))
-        return [
-            f"{path}.{name}" for path, m in owners for name, _ in m.named_buffers(recurse=False)
-        ]
+        names = (f"{path}.{n}" for path, m in owners for n, _ in m.named_buffers(recurse=False))
+        return [name for name in names if name in self._state]  # one name for a shared buffer
 
 
 def untouched(model: nn.Module, work: Callable[[], T]) -> T:
@@ -96,14 +99,22 @@ def made_of(model: nn.Module) -> tuple[nn.Module, ...]:
 @contextmanager
 def eval_mode(model: nn.Module, enabled: bool = True) -> Iterator[None]:
     """Put every module into eval mode for the block, then give each its own flag back."""
-    training = [module for module in model.modules() if module.training] if enabled else []
+    before = [(m, m.training) for m in model.modules()] if enabled else []
+    # Some do more than set a flag, as dropping what they keep for eval mode of other weights.
+    own = [m for m, training in before if training and type(m).train is not nn.Module.train]
     try:
-        for module in training:
-            module.training = False
+        for module in own:
+            module.train(False)
+        for module, training in before:
+            if training:
+                module.training = False
         yield
     finally:
-        for module in training:
-            module.training = True
+        for module in own:
+            module.train(True)
+        for module, training in before:
+            if module.training != training:
+                module.training = training
 
 
 @contextmanager
@@ -111,6 +122,8 @@ def all_or_nothing(model: nn.Module) -> Iterator[None]:
     """Add the gradients found in the block to .grad if it succeeds; leave .grad alone if not."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     before = [p.grad for p in parameters]
+    if getattr(model, "gradient_as_bucket_view", False):  # passes will write into these
+        before = [None if grad is None else grad.clone() for grad in before]
     for p in parameters:
         p.grad = None
     try:

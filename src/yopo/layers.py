@@ -37,6 +37,7 @@ class Layers(Protocol):
 
     names: list[str]
     theta: list[list[nn.Parameter]]
+    spare: list[nn.Parameter]  # used by none of them when the network was studied
     linear: list[nn.Linear | None]  # layers that are a linear module and nothing else
     model: nn.Module  # holds all of them
 
@@ -57,11 +58,12 @@ class Row:
         self.names = [str(t) for t in range(len(layers))] if names is None else list(names)
         self.model: nn.Module = nn.ModuleList(layers)
         self.theta = [[p for p in layer.parameters() if p.requires_grad] for layer in layers]
+        self.spare: list[nn.Parameter] = []
         self.linear: list[nn.Linear | None] = [
             layer if type(layer) is nn.Linear else None for layer in layers
         ]
         self._known = names is not None  # a network's own layers do compose
-        _refuse_sharing(self.names, self.theta)
+        refuse_sharing(self.names, self.theta)
 
     def pieces(self, x: Tensor) -> list[Piece]:
         """One forward pass, layer by layer."""
@@ -116,7 +118,9 @@ class Watched:
             self.theta = untouched(
                 model, lambda: [_used(piece.out, parameters) for piece in self.pieces(x)]
             )
-        _refuse_sharing(self.names, self.theta)
+        used = {id(p) for theta in self.theta for p in theta}
+        self.spare = [p for p in parameters if id(p) not in used]
+        refuse_sharing(self.names, self.theta)
 
     def pieces(self, x: Tensor) -> list[Piece]:
         """One forward pass of the model; each cut ends one graph and begins the next."""
@@ -238,12 +242,21 @@ def _used(out: Tensor, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
     return [p for p, grad in zip(parameters, grads, strict=True) if grad is not None]
 
 
-def _refuse_sharing(names: Sequence[str], theta: Sequence[Theta]) -> None:
-    owner: dict[int, str] = {}
-    for name, parameters in zip(names, theta, strict=True):
+class SharedError(ValueError):
+    """Two layers have a parameter in common; they, and those between, are one layer."""
+
+    def __init__(self, names: Sequence[str], first: int, last: int) -> None:
+        super().__init__(
+            f"layers {names[first]!r} and {names[last]!r} share a parameter, but each θ_t belongs "
+            "to one layer; put both into one"
+        )
+        self.first, self.last = first, last
+
+
+def refuse_sharing(names: Sequence[str], theta: Sequence[Theta]) -> None:
+    """Every parameter belongs to one layer."""
+    owner: dict[int, int] = {}
+    for t, parameters in enumerate(theta):
         for p in parameters:
-            if owner.setdefault(id(p), name) != name:
-                raise ValueError(
-                    f"layers {owner[id(p)]!r} and {name!r} share a parameter, but each θ_t belongs "
-                    "to one layer; put both into one"
-                )
+            if owner.setdefault(id(p), t) != t:
+                raise SharedError(names, owner[id(p)], t)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.frozen import RngState, made_of, untouched
-from yopo.layers import Layers, Row, Theta, layers_of
+from yopo.layers import Layers, Row, Theta, layers_of, refuse_sharing
 from yopo.losses import Loss
 from yopo.propagation import scalar
 from yopo.split import Split
@@ -115,17 +115,43 @@ class Dynamics:
         p: list[Tensor] = [-grad]
         ascent: list[list[Tensor | None]] = []
         for t, piece in reversed(list(enumerate(pieces))):
-            theta = self.layers.theta[t] if weights else []
             r = self.r(t, piece.x)
             payoff = payoff + r
             outputs, grads = [piece.out], [p[0]]
             if r.requires_grad:
                 outputs, grads = [*outputs, r], [*grads, -torch.ones_like(r)]
-            p_t, *found = torch.autograd.grad(outputs, [piece.x, *theta], grads, allow_unused=True)
+            (p_t,), found = self.ascent(t, outputs, grads, piece.x, weights=weights)
             p.insert(0, torch.zeros_like(piece.x) if p_t is None else p_t)
-            ascent.insert(0, list(found))
+            ascent.insert(0, found)
         states = [*(piece.x.detach() for piece in pieces), end.detach()]
         return Trajectory(states, p, ascent, payoff.detach(), [piece.rng for piece in pieces])
+
+    def ascent(
+        self,
+        t: int,
+        outputs: list[Tensor],
+        grads: list[Tensor],
+        *x: Tensor,
+        weights: bool = True,
+    ) -> tuple[Sequence[Tensor | None], list[Tensor | None]]:
+        """Gradients of outputs·grads with respect to x, and to θ_t if asked for.
+
+        A parameter that was not used when the network was studied (stochastic depth, experts)
+        joins the layer that first uses it.
+        """
+        theta = self.layers.theta[t] if weights else []
+        mine = {id(q) for q in theta}
+        spare = [q for q in self.layers.spare if weights and id(q) not in mine]
+        inputs = [*x, *theta, *spare]
+        found: Sequence[Tensor | None] = ()
+        if inputs:
+            found = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+        known = len(x) + len(theta)
+        new = [(q, g) for q, g in zip(spare, found[known:], strict=True) if g is not None]
+        if new:
+            theta.extend(q for q, _ in new)
+            refuse_sharing(self.layers.names, self.layers.theta)
+        return found[: len(x)], [*found[len(x) : known], *(g for _, g in new)]
 
 
 class Studied:
@@ -135,24 +161,32 @@ class Studied:
         self, model: nn.Module, names: Sequence[str] | None, regulariser: Regulariser | None
     ) -> None:
         self.model, self.names, self.regulariser = model, names, regulariser
-        self._found: dict[object, Dynamics] = {}
+        self._found: dict[object, tuple[Dynamics, object]] = {}
 
     def on(self, x: Tensor) -> Dynamics:
         """The dynamics on inputs like x (B, ...)."""
         flags = [module.training for module in self.model.modules()]
-        wants = [p.requires_grad for p in self.model.parameters()]
+        parameters = list(self.model.parameters())  # kept, so that no other gets one's id
+        wants = [(id(p), p.requires_grad) for p in parameters]
         key = (x.shape[1:], x.dtype, x.device, *flags, *wants, made_of(self.model))
         if key not in self._found:
-            self._found[key] = Dynamics.of(self.model, x, self.names, regulariser=self.regulariser)
-        return self._found[key]
+            found = Dynamics.of(self.model, x, self.names, regulariser=self.regulariser)
+            self._found[key] = found, parameters
+        return self._found[key][0]
 
 
 def check_separable(loss: Loss, logits: Tensor, y: Tensor) -> None:
     """The loss of a batch is the sum or the mean of its samples' own losses."""
     some = slice(0, 3)
     with torch.no_grad():
-        whole = scalar(loss(logits[some], y[some]))
-        each = [loss(logits[i : i + 1], y[i : i + 1]) for i in range(len(logits[some]))]
+        try:
+            whole = scalar(loss(logits[some], y[some]))
+            each = [loss(logits[i : i + 1], y[i : i + 1]) for i in range(len(logits[some]))]
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise ValueError(
+                "expected a loss that takes the logits and targets of any part of a batch: the "
+                f"maximum principle needs one term for each sample; got {error}"
+            ) from error
         alone = torch.stack([value.reshape(()) for value in each])
     rtol = 1e-4 if whole.dtype in (torch.float32, torch.float64) else 2e-2
     if not any(torch.isclose(whole, joint, rtol=rtol) for joint in (alone.sum(), alone.mean())):

@@ -67,7 +67,7 @@ class Split:
         if self._known is not None:
             return self._known
         modules = made_of(self._original)
-        hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in modules]
+        hooks = [(*m._forward_pre_hooks, *m._forward_hooks) for m in modules]  # their numbers
         if (modules, hooks) != self._studied:
             self._cuts, self._studied = {}, (modules, hooks)
         key = (x.shape[1:], x.dtype, x.device, *(module.training for module in modules))

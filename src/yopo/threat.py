@@ -34,7 +34,10 @@ class Threat(Protocol):
     def ascend(
         self, eta: Tensor, grad: Tensor, x: Tensor, *, n: int = 1, step: float | None = None
     ) -> Tensor:
-        """Take n projected steps up a gradient that stays the same for all n."""
+        """Take n projected steps up a gradient that stays the same for all n.
+
+        Its direction counts, not its length: YOPO's is divided by m.
+        """
 
 
 @dataclass(frozen=True, slots=True, init=False)

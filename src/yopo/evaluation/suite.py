@@ -169,7 +169,7 @@ def starts(threat: Threat, x: Tensor, purpose: str) -> Tensor:
 
     So it is the same wherever the image stands: in any batch, order, subset and on any device.
     """
-    generator, host = torch.Generator(), x.cpu()
+    generator, host = torch.Generator(), x.cpu().contiguous()
     etas = []
     for image in host.split(1):
         digest = hashlib.sha256(purpose.encode() + image.numpy().tobytes()).digest()

@@ -55,10 +55,9 @@ class Method(ABC):
             if eta is not None:
                 check_eta(eta, x)
                 eta = eta.detach().to(x.dtype)
-            if not y.is_floating_point():
-                y = y.long()
+            x, y = plain(x), plain(y if y.is_floating_point() else y.long())
             with all_or_nothing(self.model):
-                return self._run(x.detach(), y, eta)
+                return self._run(x, y, eta)
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check a batch, and study the network on it if this is the first; trains nothing."""
@@ -108,6 +107,11 @@ class AdversarialMethod(Method):
         if eta is None:
             return self.threat.start(x, self.generator)
         return self.threat.project(eta, x)
+
+
+def plain(t: Tensor) -> Tensor:
+    """Its values alone, as a tensor that autograd takes."""
+    return t.clone() if t.is_inference() else t.detach()
 
 
 def count_classes(model: nn.Module, x: Tensor) -> int:

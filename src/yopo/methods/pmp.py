@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from yopo.argmax import Argmax, Ascent, moved
 from yopo.argmin import FirstLayer, descend, exact_argmin, lbfgs_argmin
@@ -24,6 +25,7 @@ class PMP(AdversarialMethod):
     leaves θ − θ*, where θ* maximises the Hamiltonian augmented by rho (`yopo.argmax`; `steps`
     iterations of L-BFGS where it has no closed form): an optimizer step of rate 1 lands on θ*.
     layers: names of the modules where f_0, f_1, … end; found when None. regulariser: R_t.
+    loss: parameters of its own are not trained.
     weights_at: "after" and "before" as YOPO's grad_at, for every layer the mean over the m rounds;
     with both players on "gradient" this is YOPO. "algorithm1" is Algorithm 1 to the letter: θ_0 as
     the mean over the m perturbations after the argmin, p_1 from before it; the other layers at the
@@ -48,6 +50,11 @@ class PMP(AdversarialMethod):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(model, threat, loss=loss, generator=generator)
+        if isinstance(model, DistributedDataParallel):
+            raise ValueError(
+                "PMP fills .grad itself, so DistributedDataParallel would exchange nothing; give "
+                "it model.module, and average .grad over the processes before optimizer.step()"
+            )
         check_at_least("m", m, 1)
         check_at_least("n", n, 1)
         check_at_least("steps", steps, 1)

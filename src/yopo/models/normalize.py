@@ -19,6 +19,11 @@ class Normalize(nn.Module):
         super().__init__()
         for name, value in (("mean", mean), ("std", std)):
             tensor = torch.as_tensor(value, dtype=torch.get_default_dtype())
+            if tensor.dim() > 1:
+                raise ValueError(
+                    f"expected {name} as one number or one for each channel, got shape "
+                    f"{tuple(tensor.shape)}"
+                )
             self.register_buffer(name, tensor[:, None, None] if tensor.dim() else tensor)
         if not bool((self.std > 0).all()):
             raise ValueError(f"expected std > 0, got {std}")
