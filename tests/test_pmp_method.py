@@ -437,15 +437,13 @@ def test_channels_last_gives_the_same(options: dict[str, Any], batch: Batch) -> 
 
 
 def test_argmax_in_half_precision(batch: Batch) -> None:
-    net, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), batch
+    net, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.Linear(6, 4)), batch
     other = copy.deepcopy(net).bfloat16()
     PMP(net, LINF, m=1, weights="argmax").backward(x, y, torch.zeros_like(x))
     x = x.bfloat16()
     PMP(other, LINF, m=1, weights="argmax").backward(x, y, torch.zeros_like(x))
-    assert other[1].weight.grad is not None
-    torch.testing.assert_close(
-        other[1].weight.grad.double(), net[1].weight.grad, rtol=0.1, atol=0.02
-    )
+    got, want = grads(other)["2.weight"], grads(net)["2.weight"]
+    assert (got - want).norm() < 0.05 * want.norm()
 
 
 def test_a_loss_of_the_whole_batch_is_refused_in_words(batch: Batch) -> None:

@@ -1,6 +1,7 @@
 """The report says what the records say, and nothing leaves it or breaks it."""
 
 import base64
+import hashlib
 import io
 import json
 import re
@@ -179,7 +180,8 @@ def test_headline_takes_the_strongest_evaluation_that_all_have(tmp_path: Path) -
         found["worst"] = {"accuracy": second, "interval": [second - 0.01, second + 0.01]}
         found["warnings"] = [{"code": "masked", "text": ""}]
         (folder / "model-last.eval.json").write_text(json.dumps(found))
-    assert "AutoAttack leaves a (YOPO-2-2) 40.00% (1,000 images, best weights)." in one
+    how = "1,000 images, L∞, eps = 0.1, best weights"
+    assert f"AutoAttack leaves a (YOPO-2-2) 40.00% ({how})." in one
     assert not any("Warnings" in sentence for sentence in one)
     both = headline(read_runs(folders))
     assert "a (YOPO-2-2) is the most robust of 2 runs: 40.00%" in both[0]
@@ -207,7 +209,7 @@ def test_headline_takes_the_strongest_evaluation_that_all_have(tmp_path: Path) -
         found["about"]["weights"] = "model-last.safetensors" if part == "weights" else BEST
         found["attacks"]["cw"]["settings"] = "20 steps" if part == "weights" else "9 steps"
         (folders[0] / "eval.json").write_text(json.dumps(found))
-        assert "withstand pgd-3 (best weights)" in headline(read_runs(folders))[0]
+        assert "withstand pgd-3 (L∞, eps = 0.1, best" in headline(read_runs(folders))[0]
 
 
 def test_a_shared_gpu_takes_a_runs_times_and_not_its_accuracy(tmp_path: Path) -> None:
@@ -398,7 +400,9 @@ def test_an_evaluation_of_weights_that_are_gone_does_not_count(tmp_path: Path) -
         runs = read_runs([folder])
         (said,) = [s for s in headline(runs) if "withstand" in s]
         assert ("99.90%" in said, "11.10%" in said) == (counts, not counts)
-        assert any("replaced since; evaluate again" in n for n in runs[0].notes) is not counts
+        assert (
+            any("of other weights than the run has now" in n for n in runs[0].notes) is not counts
+        )
         assert "replaced weights" not in str(summary(runs).caption) or not counts
 
 
@@ -522,7 +526,7 @@ def test_figures_need_matplotlib(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.chdir(three[0].parent)
     assert yopo(monkeypatch, "report", three[0], "--figures", "figures") == 2
-    assert "--figures needs matplotlib" in capsys.readouterr().err
+    assert "figures need matplotlib" in capsys.readouterr().err
 
 
 def test_pictures_are_the_images_and_the_networks_own_answers(
@@ -559,3 +563,91 @@ def test_pictures_are_the_images_and_the_networks_own_answers(
     assert len(found.all("img")) == 24
     assert found.text.count("misclassified") == 8
     assert "weights could not be read here" in found.text
+
+
+# ---------------------------------------------------------------- like with like
+
+
+def test_other_data_of_the_same_kind_do_not_compare(tmp_path: Path) -> None:
+    folders = []
+    for name in ("a", "b"):
+        over = {"data": {"name": "npz", "path": f"{name}.npz"}}
+        folders.append(write_run(tmp_path / name, over))
+    assert "do not compare" in headline(read_runs(folders))[0]
+    for folder in folders:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["data"]["path"] = "same.npz"
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    assert "2 runs" in headline(read_runs(folders))[0]
+    found, result = read(folders[0], "eval.json"), read(folders[0], "result.json")
+    found["about"]["images_sha256"] = result["test_sha256"] = "ab"  # the file was written anew
+    (folders[0] / "eval.json").write_text(json.dumps(found))
+    (folders[0] / "result.json").write_text(json.dumps(result))
+    assert "do not compare" in headline(read_runs(folders))[0]
+
+
+def test_bf16_is_another_network(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name) for name in ("a", "b")]
+    for precision, alike in (("tf32", True), ("bf16", False)):
+        found = read(folders[0], "eval.json")
+        found["about"]["precision"] = precision
+        (folders[0] / "eval.json").write_text(json.dumps(found))
+        said = headline(read_runs(folders))[0]
+        assert ("withstand all of" in said) is alike
+
+
+def test_autoattack_at_two_radii_is_two_sentences(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name) for name in ("a", "b")]
+    for folder, eps in zip(folders, (0.1, 0.3), strict=True):
+        found = read(folder, "eval.json")
+        found["attacks"]["autoattack"] = found["attacks"]["cw"]
+        found["about"] |= {"threat": f"L∞, eps = {eps}", "eps": eps}
+        (folder / "eval.json").write_text(json.dumps(found))
+    said = [s for s in headline(read_runs(folders)) if s.startswith("AutoAttack leaves")]
+    assert ["eps = 0.1" in said[0], "eps = 0.3" in said[1], len(said)] == [True, True, 2]
+
+
+def test_a_page_without_evaluations_names_radius_and_data(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", evaluated=False)
+    text = page(read_runs([one]))
+    assert text.count("mnist-subset, L∞, eps = 0.1") == 2  # under the chart and the table
+    assert "pgd-3 (L∞, eps = 0.1, best weights)" in headline(read_runs([one]))[0]
+    other = write_run(tmp_path / "other", {"threat": {"eps": 0.25}}, evaluated=False)
+    runs = read_runs([one, other])
+    text = page(runs)
+    assert "<th>data, threat</th>" in re.sub("<th[^>]*>", "<th>", text)
+    assert "mnist-subset, L∞, eps = 0.25" in text
+    assert "do not compare" in headline(runs)[0]
+    assert any("eps = 0.25" in str(cell) for c in summary(runs).columns for cell in c.cells)
+
+
+def test_time_and_accuracy_of_a_rival_are_of_the_same_runs(tmp_path: Path) -> None:
+    long = write_run(tmp_path / "long", PGD | {"epochs": 10}, robust=0.4)
+    short = write_run(tmp_path / "short", PGD | {"epochs": 1}, robust=0.1)
+    mine = write_run(tmp_path / "mine", YOPO, robust=0.5)
+    (said,) = [s for s in headline(read_runs([long, short, mine])) if "robust accuracy is" in s]
+    assert "50.00%, PGD-5's 40.00%" in said
+
+
+def test_an_unfinished_run_that_went_on_was_evaluated_before(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", robust=0.111)
+    (folder / "result.json").unlink()
+    (folder / BEST).write_bytes(b"then")
+    found = read(folder, "eval.json")
+    found["about"]["file_sha256"] = hashlib.sha256(b"then").hexdigest()
+    (folder / "eval.json").write_text(json.dumps(found))
+    assert "11.10%" in headline(read_runs([folder]))[0]
+    (folder / BEST).write_bytes(b"now")
+    (only,) = read_runs([folder])
+    assert "11.10%" not in " ".join(headline([only]))
+    assert any("of other weights than the run has" in note for note in only.notes)
+
+
+def test_a_network_that_learnt_nothing_is_called_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", evaluated=False)
+    result = read(folder, "result.json") | {"chance": 0.9}
+    result["best"] = {"clean": 0.905, "pgd-3": 0.905}
+    (folder / "result.json").write_text(json.dumps(result))
+    (only,) = read_runs([folder])
+    assert any("nothing was learnt: clean accuracy is 90.5%" in s for s in headline([only]))
+    assert any("Nothing was learnt" in note for note in only.notes)

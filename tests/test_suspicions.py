@@ -88,6 +88,20 @@ class Foreign(nn.Module):
         return torch.from_numpy(x.detach().numpy() @ (PROTOTYPES.numpy().T - 0.5))
 
 
+def many_small_logits() -> nn.Module:
+    """Nine wrong classes in nine directions; where all are as likely, the cross-entropy takes none.
+
+    It answers 0 to all images, so that those of the first class are right.
+    """
+    head = nn.Linear(64, 10)
+    signs = torch.rand(10, 64, generator=torch.Generator().manual_seed(2)) < 0.5
+    head.weight.data = 0.01 * torch.where(signs, -1.0, 1.0)
+    head.weight.data[0] = 0
+    head.bias.data = -0.5 * head.weight.data.sum(1)
+    head.bias.data[0] = 0.12
+    return head
+
+
 @dataclass
 class Case:
     code: str
@@ -98,6 +112,7 @@ class Case:
 
 
 LINF = Linf(0.3)
+NAN = torch.tensor(float("nan"))
 CASES = {
     "softmax": Case(
         "probabilities", lambda: nn.Sequential(After(), nn.Softmax(1)), LINF, says="all 64 images"
@@ -112,6 +127,14 @@ CASES = {
     "all outputs nan": Case(
         "not-finite", lambda: After(lambda x: x / 0 - x / 0), LINF, says="100%"
     ),
+    "nan beside the images": Case(
+        "not-finite",
+        lambda: After(lambda x: torch.where((GRID * x - (GRID * x).round()).abs() < 1e-6, x, NAN)),
+        LINF,
+        says="a random point of the ball the outputs are NaN for 100%",
+    ),
+    "mean of the batch": Case("batch-dependent", lambda: After(lambda x: x - x.mean(0)), LINF),
+    "small logits": Case("cross-entropy-weaker", many_small_logits, Linf(0.25)),
     "confident": Case("vanishing-cross-entropy", lambda: After(scale=1000), LINF),
     "rounded": Case("vanishing-cross-entropy", lambda: After(scale=20), LINF, says="zero for 0%"),
     "ripple": Case("weaker-with-steps", lambda: After(ripple), LINF),

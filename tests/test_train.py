@@ -604,7 +604,9 @@ def test_catastrophic_overfitting_is_caught_and_rolled_back(tmp_path: Path) -> N
             "ema": 0,
         }
     )
-    trainer = Trainer(config, load("mnist-subset"), tmp_path, watcher, torch.device("cpu"))
+    trainer = yopo.train.Trainer(
+        config, load("mnist-subset"), tmp_path, watcher, torch.device("cpu")
+    )
     with pytest.raises(StopRequested):
         trainer.run()
     collapsed, after = watcher.lines[-2:]
@@ -614,3 +616,29 @@ def test_catastrophic_overfitting_is_caught_and_rolled_back(tmp_path: Path) -> N
     assert "collapse" not in after
     assert after["robust"] > collapsed["robust"] + 0.1
     assert any("learning rate times 0.1 (rollback 1 of 5)" in text for text in watcher.said)
+
+
+def test_an_epoch_that_answers_alike_to_all_is_not_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It withstands all attacks on the commonest class."""
+    found = iter([(0.9, 0.9), (0.99, 0.6), (0.99, 0.7), (0.98, 0.7)])
+    monkeypatch.setattr(yopo.train, "accuracies", lambda *_: next(found))
+    data = tiny_data(400)
+    y = (torch.arange(400) % 10 == 0).long()
+    test = (torch.arange(40) % 10 == 0).long()
+    data = replace(data, y_train=y, y_test=test)
+    config = tiny_config(
+        {"data": {"held_out": 200}, "evaluate": {"images": 200}, "guard": {"action": "ignore"}}
+    )
+    watcher = Silent()
+    trainer = yopo.train.Trainer(config, data, tmp_path / "a", watcher, torch.device("cpu"))
+    result = trainer.run()
+    assert result["best_epoch"] == 3
+    assert result["chance"] == 0.9
+    assert not any("learnt" in s for s in watcher.said)
+    found = iter([(0.9, 0.9)] * 5)
+    again = yopo.train.Trainer(config, data, tmp_path / "b", watcher, torch.device("cpu"))
+    result = again.run()
+    assert any("nothing was learnt: clean accuracy is 90.0%" in s for s in watcher.said)
+    assert result["best_epoch"] == 1

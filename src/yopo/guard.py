@@ -17,6 +17,22 @@ class Health:
     cleanest: float = -1.0  # the best `clean` so far
 
 
+def learnt(clean: float, chance: float, images: int) -> bool:
+    """Whether accuracy on so many images is clearly above that of one answer for all of them.
+
+    A network without that withstands every attack, and nothing follows from it.
+    """
+    return clean > chance + 2 * math.sqrt(chance * (1 - chance) / images)
+
+
+def nothing_learnt(clean: float, chance: float) -> str:
+    """What to say of such a network."""
+    return (
+        f"nothing was learnt: clean accuracy is {clean:.1%}, and one answer for all images has "
+        f"{chance:.1%}, so what withstands attacks means nothing"
+    )
+
+
 def collapse(health: Health) -> str | None:
     """Why the run has collapsed, or None.
 

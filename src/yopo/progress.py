@@ -38,7 +38,9 @@ class Progress:
     loss_sum: float = 0.0  # of this epoch
     right: float = 0.0
     seen: float = 0.0
-    best: float = -1.0  # held-out robust accuracy of the best weights; clean in natural training
+    # Held-out robust accuracy of the best weights (clean in natural training); 2 less if they have
+    # learnt nothing.
+    best: float = -3.0
     healthiest: float = -1.0  # the best of all evaluations, also the small ones
     cleanest: float = -1.0  # the same of clean accuracy
     best_epoch: int = -1

@@ -25,8 +25,8 @@ from yopo.data.sources import Arrays
 from yopo.ema import EMA
 from yopo.engine import Engine
 from yopo.evaluation.card import hardware, provenance
-from yopo.evaluation.journal import weights_digest
-from yopo.guard import Health, collapse
+from yopo.evaluation.journal import digest, weights_digest
+from yopo.guard import Health, collapse, learnt, nothing_learnt
 from yopo.measure import accuracies, commonest, drift, mix, seed_all
 from yopo.progress import Progress, StopRequested, Watcher
 from yopo.run_folder import BEST, LAST, RunFolder
@@ -288,9 +288,10 @@ class Trainer:
             reason = collapse(Health(*shown, self._chance, clean, p.cleanest))
             if reason is None:
                 p.healthiest, p.cleanest = max(p.healthiest, robust), max(p.cleanest, clean)
-            chosen = score > p.best or c.evaluate.keep == "last"
+            rank = score if learnt(clean, self._chance, line["images"]) else score - 2
+            chosen = rank > p.best or c.evaluate.keep == "last"
             if full and reason is None and chosen and self._write_weights(BEST):
-                p.best, p.best_epoch = score, p.epoch + 1
+                p.best, p.best_epoch = rank, p.epoch + 1
         line["evaluate_seconds"] = p.evaluate_seconds
         if reason is not None:
             line["collapse"] = reason
@@ -370,10 +371,15 @@ class Trainer:
                 "warmup_seconds": self._warmup_seconds,
                 "propagations": self.progress.propagations,
                 "test_images": len(self._test[0]),
+                "test_sha256": digest(*self._test),
+                "chance": commonest(self._test[1]),
                 "weights_sha256": digests,
                 "environment": provenance(self.follower, self.device, [])
                 | {"hardware": ", then ".join(self.progress.hardware)},
             }
+            best = result.get("best", result["last"])["clean"]
+            if not learnt(best, result["chance"], result["test_images"]):
+                self.watch.say(nothing_learnt(best, result["chance"]))
             self.files.finish(result)
         if dist.is_initialized():
             dist.barrier()

@@ -95,6 +95,7 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
     import yopo
     from yopo import checkpoint
     from yopo.cli.saved import find, load_data, load_model
+    from yopo.evaluation.journal import file_digest
 
     config, weights = find(run, args.weights)
     threat = choose_threat(config, args.eps)
@@ -109,6 +110,7 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
         f"{config.method.name})",
         "data": f"{config.data.name} test set{drawn}",
         "weights": weights.name,
+        "file_sha256": file_digest(weights),
     }
     stem = run / "eval" if run.is_dir() else run.with_suffix(".eval")
     screen = Screen()

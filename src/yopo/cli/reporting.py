@@ -81,7 +81,8 @@ def summary(runs: "Sequence[Run]") -> Table:
             others, (which, measured) = any(r.evaluations for r in runs), run.own
             own = {f"own {k}" if others and k != "clean" else k: v for k, v in measured.items()}
             many = f", {run.result['test_images']:,} images" if run.result else ""
-            rows.append((run, f"by training itself, {which} weights{many}" if own else "", own))
+            how = f"by training itself, {which} weights{many}, {run.threat}" if own else ""
+            rows.append((run, how, own))
     ways = list(dict.fromkeys(how for _, how, _ in rows if how))
     attacks = dict.fromkeys(attack for *_, shares in rows for attack in shares)
     caption = "training: time spent processing batches, nothing else"

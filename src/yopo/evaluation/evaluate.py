@@ -58,7 +58,7 @@ def evaluate(
     float32 does not agree that an image is broken, it is attacked anew in float32. "bf16"
     evaluates the network under autocast, which is another network.
     compile: pays for long attacks on a GPU. examples: keep the adversarial images.
-    checks: look for signs that the numbers mislead (docs/warnings.md), for some 70 passes.
+    checks: look for signs that the numbers mislead (docs/warnings.md), for some 90 passes.
     state: a folder for finished batches, from which a second call goes on; `result.forget()`
     removes them. progress: called with an attack's name, the part done and its accuracy so far.
     about: words for the card: "model", "data", "weights".
@@ -102,6 +102,7 @@ def evaluate(
     facts: dict[str, Any] = {
         "data": "given by the caller",
         "images": len(x),
+        "images_sha256": digest(x, y),
         "threat": norm(threat),
         "eps": threat.eps,
         "settings": {attack.name: settings(attack, threat, step) for attack in chosen},

@@ -68,15 +68,23 @@ def falls(f: Frozen, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
         return margin(f(x + eta), y) < margin(at.logits, y)
 
 
-def withstands(f: Frozen, x: Tensor, y: Tensor, threat: Threat, *, one_step: bool) -> Tensor:
-    """Which images (B,) are classified as y at the end of a walk up the margin from x.
+def withstands(
+    f: Frozen,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    one_step: bool,
+    loss: PerSample = margin,
+) -> Tensor:
+    """Which images (B,) are classified as y at the end of a walk up the loss from x.
 
     One step of size eps, or STEPS smaller ones. Unlike `pgd`, which keeps the best point it met
     and so can only gain from more steps, this counts the last point alone.
     """
     eta, step = torch.zeros_like(x), threat.eps if one_step else step_of(threat)
     for _ in range(1 if one_step else STEPS):
-        at = propagate(f, x + eta, lambda z: margin(z, y).sum(), weights=None)
+        at = propagate(f, x + eta, lambda z: loss(z, y).sum(), weights=None)
         eta = threat.ascend(eta, at.grad, x, step=step)
     with torch.no_grad():
         return f(x + eta).argmax(1) == y

@@ -44,7 +44,7 @@ def before(
 ) -> list[Suspicion]:
     """Probe the model, as the user passed it, at images x (N, ...) with labels y (N,).
 
-    step, steps: of the PGD to come; the threat's own step unless given. Costs about 70 passes of
+    step, steps: of the PGD to come; the threat's own step unless given. Costs about 90 passes of
     at most 64 images, taken evenly from x. The model and all random streams are left as found.
     """
     found = [*_training_mode(model), *_short_steps(threat, step, steps)]
@@ -64,11 +64,18 @@ def after(correct: Mapping[str, Tensor], y: Tensor, classes: int) -> list[Suspic
 def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[Suspicion]:
     """All that needs passes through the network."""
     f = Frozen(model)
+    beside = threat.start(x, torch.Generator(x.device).manual_seed(0))
     with torch.no_grad():
         logits, again = f(x.clone()), f(x.clone())
+        alone = f(x[::2].flip(0)).flip(0)
+        near = f(x + beside)
     yield from _not_numbers(logits)
     yield from _probabilities(logits)
     yield from (randomness := list(_randomness(logits, again)))
+    if not randomness:
+        yield from (randomness := list(_batch_dependence(logits[::2], alone)))
+    if not randomness and bool(logits.isfinite().all()):
+        yield from (randomness := list(_not_numbers_beside(near)))
     right = (logits.argmax(1) == y) & ~logits.isnan().any(1)
     if not right.any():
         return
@@ -76,7 +83,7 @@ def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[
     value, slope = steepest(f, x, y, partial(F.cross_entropy, reduction="none"))
     alive = steepest(f, x, y, margin)[1] > 0
     yield from _zero_gradients(alive)
-    yield from _vanishing(value[alive], slope[alive])
+    yield from (vanishing := list(_vanishing(value[alive], slope[alive])))
     if randomness or not alive.any():  # walks that are random or cannot move compare nothing
         return
     x, y = x[alive], y[alive]
@@ -85,6 +92,9 @@ def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[
         return
     many = withstands(f, x, y, threat, one_step=False)
     yield from _more_steps(withstands(f, x, y, threat, one_step=True), many)
+    if not vanishing:
+        entropy = partial(F.cross_entropy, reduction="none")
+        yield from _other_loss(many, withstands(f, x, y, threat, one_step=False, loss=entropy))
     if isinstance(threat, Linf | L2):
         kind = type(threat)
         if kind is L2 or 2 * threat.eps <= 1:  # the range of pixels
@@ -169,6 +179,41 @@ def _randomness(logits: Tensor, again: Tensor) -> Iterator[Suspicion]:
             f"{differs.max():.1g} of the largest output, so what fools one draw need not fool the "
             "next. Fix the randomness or average gradients over many draws; probes that compare "
             "attacks were skipped.",
+        )
+
+
+def _batch_dependence(logits: Tensor, alone: Tensor) -> Iterator[Suspicion]:
+    """Kernels for other sizes of a batch round otherwise, which is no sign."""
+    differs = (logits - alone).abs().amax(1) / logits.abs().amax()
+    moved = differs > torch.finfo(logits.dtype).eps ** 0.5
+    if moved.any():
+        yield Suspicion(
+            "batch-dependent",
+            f"in a batch of half as many images the outputs for {_share(moved)} of them differ, by "
+            f"up to {differs.max():.1g} of the largest output: the answer to one image depends on "
+            "the others, and so do these accuracies. Look for statistics taken over the batch; "
+            "probes that compare attacks were skipped.",
+        )
+
+
+def _not_numbers_beside(near: Tensor) -> Iterator[Suspicion]:
+    if (bad := near.isnan().any(1)).any():
+        yield Suspicion(
+            "not-finite",
+            f"at a random point of the ball the outputs are NaN for {_share(bad)} of {len(bad)} "
+            "images looked at, though not at the images themselves. An attack gets no credit for a "
+            "NaN, so robust accuracy is too high. Find what refuses perturbed images.",
+        )
+
+
+def _other_loss(margins: Tensor, entropies: Tensor) -> Iterator[Suspicion]:
+    if _weaker(margins, entropies):
+        yield Suspicion(
+            "cross-entropy-weaker",
+            f"{_share(margins)} of {len(margins)} correctly classified images withstand {STEPS} "
+            f"steps up the margin, but {_share(entropies)} as many up the cross-entropy: PGD on "
+            "the latter is too weak here, as where the logits are small. Trust attacks on the "
+            "margin (cw-linf, apgd-t).",
         )
 
 

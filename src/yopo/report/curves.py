@@ -66,7 +66,7 @@ def _curve(run: Run, i: int, measure: str, axis: str, corner: tuple[float, int])
     for (x, y), p in zip(places, drawn, strict=True):
         spent = f"{duration(p['train_seconds'])}, {p['propagations']:.0f} propagations"
         share = f"{100 * p[measure]:.2f}% of {p['images']} images"
-        tip = f"{run.label}, epoch {p['epoch']}: {attack} {share} after {spent}"
+        tip = f"{run.label}, epoch {p['epoch']}: {attack} {share} ({run.threat}) after {spent}"
         dots.append(f'<circle cx="{x}" cy="{y}" r="{radius}" data-tip="{escape(tip)}"/>')
     return (
         f'<g class="curve {measure}" data-run="{i}" data-measure="{measure}" '
@@ -79,7 +79,7 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
     try:
         import matplotlib as mpl
     except ImportError:
-        raise ValueError("--figures needs matplotlib: pip install matplotlib") from None
+        raise ValueError("figures need matplotlib: pip install matplotlib") from None
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)

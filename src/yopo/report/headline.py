@@ -33,6 +33,7 @@ def headline(runs: Sequence[Run]) -> list[str]:
             "These runs were measured with different attacks, radii or images, so their robust "
             "accuracies do not compare. `yopo eval` can measure them alike."
         ]
+    sentences += [f"{run.label}: {run.unlearnt}." for run in scores if run.unlearnt]
     codes = sorted({code for score in scores.values() for code in score.warnings})
     if codes:
         sentences.append(f"Warnings of these evaluations: {', '.join(codes)}; see the cards.")
@@ -65,17 +66,19 @@ def comparable(runs: Sequence[Run]) -> dict[Run, Score]:
 
 def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
     """What AutoAttack leaves, where the comparison is without it."""
-    found: dict[str, list[str]] = {}
+    found: dict[tuple[str, Hashable], list[str]] = {}
     for run in runs:
         for e in run.evaluations.values():
             score = scores.get(run)
             counted = score and "autoattack" in score.words
             if "autoattack" in e["attacks"] and (weights := run.weights(e)) and not counted:
                 which = "last" if "last" in weights else weights[0]  # also where they are both
-                how = f"{e['about']['images']:,} images, {which} weights"
+                about = e["about"]
+                how = f"{about['images']:,} images, {about['threat']}, {which} weights"
+                key = how, run.same_data(about.get("images_sha256"))
                 share = 100 * e["attacks"]["autoattack"]["accuracy"]
-                found.setdefault(how, []).append(f"{run.label} {share:.2f}%")
-    return [f"AutoAttack leaves {', '.join(names)} ({how})." for how, names in found.items()]
+                found.setdefault(key, []).append(f"{run.label} {share:.2f}%")
+    return [f"AutoAttack leaves {', '.join(names)} ({how})." for (how, _), names in found.items()]
 
 
 def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
@@ -136,7 +139,7 @@ def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
             f"{_epochs(group)} against {duration(theirs)} for {_epochs(rivals)}"
             f"{', means over runs' if many else ''}), with {cost:.2f} of its propagations"
         )
-        others = [r for r in runs if r.method == other and _task(r) == _task(part[0])]
+        others = next(group for group in seeds(runs) if rivals[0] in group)
         if all(r in scores for r in (*part, *others)):  # those that shared a GPU too
             points = [100 * mean(scores[r].share for r in who) for who in (part, others)]
             text += f"; its robust accuracy is {points[0]:.2f}%, {other}'s {points[1]:.2f}%"
@@ -204,7 +207,9 @@ def _worst(run: Run) -> list[Score]:
         attacks = {name: a["settings"] for name, a in e["attacks"].items() if name != "clean"}
         if not attacks:
             continue
-        facts = *(about[k] for k in ("data", "images", "threat")), frozenset(attacks.items())
+        precise = about["precision"] != "bf16"  # TF32 has float32's verdict
+        same = run.same_data(about.get("images_sha256")), precise, frozenset(attacks.items())
+        facts = *(about[k] for k in ("data", "images", "threat")), *same
         under = next(iter(attacks)) if len(attacks) == 1 else f"all of {', '.join(attacks)}"
         words = f"of {about['images']:,} test images withstand {under} ({about['threat']}, "
         codes, interval = tuple(w["code"] for w in e["warnings"]), tuple(worst["interval"])
@@ -220,8 +225,8 @@ def _test(run: Run) -> Score | None:
         return None
     (which, own), n = run.own, run.result["test_images"]
     attack = next(name for name in own if name != "clean")
-    kind = ("test", _setting(run), attack, n, which)
-    words = f"of {n:,} test images withstand {attack} ({which} weights)"
+    kind = ("test", run.same_data(run.result.get("test_sha256")), run.threat, attack, n, which)
+    words = f"of {n:,} test images withstand {attack} ({run.threat}, {which} weights)"
     return Score(own[attack], wilson(round(own[attack] * n), n), kind, words)
 
 
@@ -229,12 +234,11 @@ def _held_out(run: Run) -> Score | None:
     if not run.points:
         return None
     point = max(run.points, key=lambda p: p["robust"])
+    images = (run.result or {}).get("test_sha256")  # the nearest thing to know them by
     n, attack = point["images"], f"pgd-{run.config['evaluate']['steps']}"
-    kind = ("held out", _setting(run), attack)
-    words = f"of {n:,} held-out images withstand {attack} after epoch {point['epoch']}, the best"
+    kind = ("held out", run.same_data(images), run.threat, attack)
+    words = (
+        f"of {n:,} held-out images withstand {attack} ({run.threat}) after epoch {point['epoch']}, "
+        "the best"
+    )
     return Score(point["robust"], wilson(round(point["robust"] * n), n), kind, words)
-
-
-def _setting(run: Run) -> Hashable:
-    threat, data = run.config["threat"], run.config["data"]
-    return threat["name"], threat["eps"], data["name"], data.get("path"), data.get("size")

@@ -63,8 +63,11 @@ def runs_table(runs: Sequence[Run]) -> str:
     names = dict.fromkeys(a for r in results for w in ("best", "last") for a in r.get(w, {}))
     pairs = [(attack, which) for attack in names for which in ("best", "last")]
     heads = ["run", "training", "propagations", "epochs", "best epoch"]
-    rows = []
-    for run, result in zip(runs, results, strict=True):
+    tasks = [f"{run.data}, {run.threat}" for run in runs]
+    differ = len({*tasks}) > 1
+    heads += ["data, threat"] if differ else []
+    rows: list[list[Cell]] = []
+    for run, result, task in zip(runs, results, tasks, strict=True):
         seconds, cost = run.spent("train_seconds"), run.spent("propagations")
         done = run.lines[-1]["epoch"] if run.lines else 0
         cells: list[Cell] = [(run.name, run.method)]
@@ -72,13 +75,14 @@ def runs_table(runs: Sequence[Run]) -> str:
         cells += [(spent, "shared a GPU") if run.shared else spent]
         cells += ["–" if cost is None else f"{cost:.0f}"]
         cells += [f"{done}" if run.result else f"{done} of {run.config['epochs']}"]
-        cells += [str(result.get("best_epoch", "–"))]
+        cells += [str(result.get("best_epoch", "–")), *([task] if differ else [])]
         shares = [result.get(which, {}).get(attack) for attack, which in pairs]
         rows.append([*cells, *("–" if s is None else f"{100 * s:.2f}%" for s in shares)])
     text = (
         "Training: time spent processing batches, nothing else. Propagations: full forward and "
         "backward passes per training image; a pass without weight gradients counts ⅔. Accuracies: "
-        "test set, with the weights of the best held-out robust accuracy (the last evaluated ones "
+        f"test set{'' if differ else f' ({tasks[0]})'}, "
+        "with the weights of the best held-out robust accuracy (the last evaluated ones "
         "with evaluate.keep last) and with the last ones; "
         "PGD's steps are 2.5·eps/r, where an evaluation below may take others."
     )
@@ -132,10 +136,12 @@ def _charts(runs: Sequence[Run]) -> str:
         if any(curves.points(run, axis) for run in runs)
     )
     steps = sorted({run.config["evaluate"]["steps"] for run in runs if run.points})
+    tasks = dict.fromkeys(f"{run.data}, {run.threat}" for run in runs if run.points)
     text = (
         "Held-out images at each full evaluation, clean and under "
-        f"{' or '.join(f'pgd-{s}' for s in steps)}. Point at a curve, or move to a chart with Tab "
-        "and use the arrow keys, to see the epoch; the buttons show and hide curves."
+        f"{' or '.join(f'pgd-{s}' for s in steps)} ({'; '.join(tasks)}). Point at a curve, or move "
+        "to a chart with Tab and use the arrow keys, to see the epoch; the buttons show and hide "
+        "curves."
     )
     if any(run.shared for run in runs):
         text += " Runs that shared a GPU are not drawn against time."

@@ -85,7 +85,7 @@ def _ours(group: Sequence[Run], attack: str) -> Cell:
         for e in run.evaluations.values():
             for which in run.weights(e) if attack in e["attacks"] else ():
                 a = e["attacks"][attack]
-                kind = which, e["about"]["images"], a["settings"]
+                kind = which, e["about"]["images"], f"{e['about']['threat']}, {a['settings']}"
                 kinds.setdefault(kind, {})[run.name] = a["accuracy"], tuple(a["interval"])
     if not kinds:
         for run in group:

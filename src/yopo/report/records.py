@@ -9,8 +9,12 @@ from typing import Any
 import yaml
 
 from yopo.config import validate
+from yopo.evaluation.card import norm
+from yopo.evaluation.journal import file_digest
+from yopo.guard import learnt, nothing_learnt
 from yopo.reproduction import TIMED
 from yopo.run_folder import BEST, LAST
+from yopo.threat import L2, Linf
 
 EVALUATIONS = ("eval.json", "model.eval.json", "model-last.eval.json")
 # Settings that say nothing about what is trained, and how fast.
@@ -78,6 +82,38 @@ class Run:
         return str(self.config.get("notes")).startswith(TIMED)
 
     @property
+    def threat(self) -> str:
+        """What the run itself is measured with, in words."""
+        name, eps = self.config["threat"]["name"], float(self.config["threat"]["eps"])
+        return norm(L2(eps) if name == "l2" else Linf(eps))
+
+    @property
+    def data(self) -> str:
+        """The data set, with the name of its file or folder where it is the user's own."""
+        data = self.config["data"]
+        where = (data.get("path"), data.get("root"))[data["name"] == "folder"]
+        own = data["name"] in ("npz", "folder") and where
+        return f"{data['name']} {Path(where).name}" if own else str(data["name"])
+
+    def same_data(self, sha256: str | None) -> tuple[str | None, ...]:
+        """What two runs must have in common for their images to be the same.
+
+        sha256: of the images, where it is known; those of data sets with a name need none.
+        """
+        data = self.config["data"]
+        if data["name"] not in ("npz", "folder"):
+            return (data["name"],)
+        return sha256, *(str(data.get(key)) for key in ("name", "path", "root", "size"))
+
+    @property
+    def unlearnt(self) -> str | None:
+        """What to say if its own weights do no better than one answer for all images."""
+        result, (_, own) = self.result or {}, self.own
+        if "chance" not in result or learnt(own["clean"], result["chance"], result["test_images"]):
+            return None
+        return nothing_learnt(own["clean"], result["chance"])
+
+    @property
     def environment(self) -> dict[str, Any]:
         """Where it was trained, if the run says so."""
         found: dict[str, Any] = (self.result or {}).get("environment", {})
@@ -94,8 +130,15 @@ class Run:
         digests = (self.result or {}).get("weights_sha256")
         if names and digests and "weights_sha256" in about:
             return [n for n in names if digests.get(n) == about["weights_sha256"]]
+        if names and self.result is None and self._gone_on(file, about):
+            return []
         same = self.result and self.result["best_epoch"] == self.config["epochs"]
         return (names if same else names[:1]) or [file]
+
+    def _gone_on(self, file: str, about: dict[str, Any]) -> bool:
+        """Whether the run, unfinished, wrote other weights since these were evaluated."""
+        path, then = self.folder / file, about.get("file_sha256")
+        return then is not None and path.is_file() and file_digest(path) != then
 
     def said_weights(self, evaluation: dict[str, Any]) -> str:
         """The same in words: best = last where they are."""
@@ -115,10 +158,12 @@ class Run:
         elif self.shared:
             notes.append("Shared a GPU with other runs; time does not count.")
         notes += [
-            f"{file} is of weights that were replaced since; evaluate again."
+            f"{file} is of other weights than the run has now; evaluate these."
             for file, evaluation in self.evaluations.items()
             if not self.weights(evaluation)
         ]
+        if self.unlearnt:
+            notes.append(f"{self.unlearnt[0].upper()}{self.unlearnt[1:]}.")
         for line in self.lines:
             if "collapse" in line:
                 notes.append(

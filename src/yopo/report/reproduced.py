@@ -1,6 +1,7 @@
 """A table of the paper beside our runs of it, from their folders alone."""
 
 from collections.abc import Collection, Sequence
+from math import isclose
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -98,7 +99,7 @@ def _trainer(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _shares(run: Run) -> dict[str, tuple[int, str, float]]:
     """For each attack on the run's last weights, over the most images: how many, how, accuracy."""
     found: dict[str, tuple[int, str, float]] = {}
-    for e in (e for e in run.evaluations.values() if "last" in run.weights(e)):
+    for e in (e for e in run.evaluations.values() if "last" in run.weights(e) and _own_eps(run, e)):
         shares = {name: (a.get("settings", ""), a["accuracy"]) for name, a in e["attacks"].items()}
         if len(shares) > 2:  # clean is one
             attacks = ", ".join(sorted({*shares} - {"clean"}))
@@ -107,6 +108,11 @@ def _shares(run: Run) -> dict[str, tuple[int, str, float]]:
             here = (e["about"]["images"], how, share)
             found[attack] = max(found.get(attack, here), here, key=lambda found: found[0])
     return found
+
+
+def _own_eps(run: Run, evaluation: dict[str, Any]) -> bool:
+    """Whether it was attacked at the radius that it was trained for."""
+    return isclose(evaluation["about"]["eps"], run.config["threat"]["eps"], rel_tol=1e-3)
 
 
 def _accuracy(runs: Sequence[Run], attack: str) -> dict[str, Any]:
