@@ -1,7 +1,8 @@
-"""CIFAR-10 on one GPU with the five lines: PreAct-ResNet18, bf16, any method, then PGD-20.
+"""CIFAR-10 with `method.backward` in a plain loop: PreAct-ResNet18, bf16, then PGD-20.
 
 Usage: python examples/cifar10.py cifar10.npz --method yopo-5-3 --epochs 15
-cifar10.npz: x_train (50000, 32, 32, 3) uint8, y_train, x_test, y_test.
+cifar10.npz: x_train (50000, 32, 32, 3) uint8, y_train, x_test, y_test, as written by
+`yopo data get cifar10 --dir .`
 """
 
 import argparse

@@ -112,7 +112,7 @@ def test_train_writes_a_run(
             ["demo", "--out", "x", "--method", "pgd"],
             "write method.name",
         ),
-        (["demo", "--out", "x", "--threat.eps", "8"], "8 of 255 is 8 / 255"),
+        (["demo", "--out", "x", "--threat.eps", "8"], "8 of 255 is 8/255"),
         (["missing.yaml", "--out", "x"], "missing.yaml"),
         (["demo", "--out", "x", "--data.held_out", "7000"], "data.held_out below"),
     ],
@@ -424,3 +424,12 @@ def test_training_may_use_a_larger_ball_than_the_threat(
     assert yopo(monkeypatch, "eval", tmp_path / "2", "--attacks", "pgd-2") == 0
     about = json.loads((tmp_path / "2" / "eval.json").read_text())["about"]
     assert about["eps"] == 8 / 255
+
+
+def test_a_folder_of_runs_is_no_place_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs" / "natural").mkdir(parents=True)
+    (tmp_path / "runs" / "natural" / "config.yaml").touch()
+    assert yopo(monkeypatch, "train", "demo", "--out", tmp_path / "runs") == 2
+    assert "holds other runs, first natural; give another --out" in capsys.readouterr().err

@@ -1,11 +1,14 @@
 """Settings from recipes, YAML and flags."""
 
+import argparse
+
 import pytest
 import torch
 import yaml
 
 from yopo import PMP
 from yopo.build import build_method
+from yopo.cli.training import resolve
 from yopo.config import (
     Config,
     L2Config,
@@ -191,3 +194,17 @@ def test_schedules() -> None:
 
 def test_defaults_make_a_run() -> None:
     assert Config().tree()["method"]["name"] == "yopo"
+
+
+def test_another_radius_takes_the_step_along() -> None:
+    def step(*flags: str) -> float | None:
+        args = argparse.Namespace(recipe="demo", config=None)
+        return resolve(args, list(flags)).threat.step
+
+    assert step() == pytest.approx(0.3 / 8)
+    assert step("--threat.eps", "8/255") == pytest.approx(1 / 255)
+    assert step("--threat.eps", "0.15") == pytest.approx(0.15 / 8)
+    assert step("--threat.eps", "8/255", "--threat.step", "2/255") == pytest.approx(2 / 255)
+    assert step("--threat.name", "l2", "--threat.eps", "2") is None
+    with pytest.raises(ValueError, match=r"threat\.eps"):
+        step("--threat.eps", "much")

@@ -106,7 +106,8 @@ def _headline(root: Path) -> str:
     lines = _markdown([*names, "training", "time ratio"], rows)
     told = [
         "Test accuracy, ours / the paper's, in %; the mean over seeds, and the lowest "
-        "and highest. Time: training alone; its ratio is over the row of PGD or TRADES above.",
+        "and highest. Time: training alone; its ratio (ours / the paper's, where it gives times) "
+        "is over the row of PGD or TRADES above.",
     ]
     if pairs:
         told.append(f"The same ratio between the loops written plainly: {', '.join(pairs)}.")

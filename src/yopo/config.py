@@ -205,7 +205,9 @@ class OptimizerConfig(_Strict):
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.9, description="of adamw the first beta"
+    )
     nesterov: bool = Field(False, description="sgd alone")
     weight_decay: NotNegative = 5e-4
     clip: Positive | None = Field(None, description="largest norm of the gradient")
@@ -256,7 +258,7 @@ class CheckpointConfig(_Strict):
     pause: NotNegative = Field(
         10.0, description="seconds; an epoch that ends sooner after the last one writes none"
     )
-    keep: Count = 2
+    keep: Count = Field(2, description="checkpoints that stay")
 
 
 class Config(_Strict):
@@ -283,7 +285,7 @@ class Config(_Strict):
     )
     precision: Literal["float32", "bf16"] = "float32"
     engine: Literal["auto", "plain", "compiled"] = Field(
-        "auto", description="auto: compiled and captured on a GPU, plain elsewhere"
+        "auto", description="auto is compiled (and captured) on a GPU, plain elsewhere"
     )
     sync_batchnorm: bool = Field(False, description="BatchNorm statistics over all processes")
     notes: str = Field("", description="where the recipe departs from its source")
@@ -331,6 +333,16 @@ def rescaled(tree: Tree, epochs: int) -> Tree:
     return overlay(tree, scaled)
 
 
+def with_radius(tree: Tree, eps: object) -> Tree:
+    """The same recipe for another radius: its step moves along."""
+    threat, new = validate(tree).threat, _number(eps)
+    try:
+        part = float(str(new)) / threat.eps
+    except ValueError:  # pydantic will say what is wrong with it
+        return tree
+    return tree if threat.step is None else overlay(tree, {"threat": {"step": part * threat.step}})
+
+
 def nested(flags: Mapping[str, str]) -> Tree:
     """{"method.m": "5"} as {"method": {"m": "5"}}; "model.options.width" goes into options."""
     tree: Tree = {}
@@ -373,7 +385,8 @@ def fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[
             yield from fields(info.annotation, dotted + ".")  # type: ignore[arg-type]
         elif choices:
             names = ", ".join(str(c.model_fields["name"].default) for c in choices)
-            yield f"{dotted}.name", "", names
+            default = info.get_default(call_default_factory=True)
+            yield f"{dotted}.name", default.name, names
             for choice in choices:
                 kind = choice.model_fields["name"].default
                 for inner, default, text in fields(choice, dotted + "."):
@@ -382,7 +395,8 @@ def fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[
         else:
             default = info.get_default(call_default_factory=True)
             options = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
-            text = info.description or " or ".join(map(str, options))
+            words = [info.description, " or ".join(map(str, options))]
+            text = "; ".join(word for word in words if word)
             yield dotted, "" if default is None else str(default), text
 
 

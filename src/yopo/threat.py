@@ -131,7 +131,7 @@ def _set_radius_and_step(threat: Linf | L2, eps: float, step: float | None) -> N
         raise ValueError(f"expected eps > 0, got {eps}; without an adversary use yopo.Natural")
     if isinstance(threat, Linf) and eps > 1:
         raise ValueError(
-            f"expected eps of at most 1, the range of pixels, got {eps}; 8 of 255 is 8 / 255"
+            f"expected eps of at most 1, the range of pixels, got {eps}; 8 of 255 is 8/255"
         )
     object.__setattr__(threat, "eps", float(eps))
     object.__setattr__(threat, "step", float(eps) / 4 if step is None else check_step(step))

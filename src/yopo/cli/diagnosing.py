@@ -11,7 +11,7 @@ from rich.table import Table
 from yopo.cli.common import nothing_else, pick_device
 
 DIAGNOSE = """examples:
-  yopo diagnose runs/demo
+  yopo diagnose runs/first
   yopo diagnose runs/c10 --images 256 --splits conv1,layer1.0,layer1
 writes diagnose.json and diagnose.png into the run's folder; docs/diagnose.md explains them"""
 

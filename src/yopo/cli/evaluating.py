@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SHOWN = ("threat", "data", "images", "weights_sha256")  # what saved examples belong to
 EVAL = """examples:
-  yopo eval runs/demo --attacks clean,pgd-20,cw,autoattack --samples 1000
+  yopo eval runs/first --attacks clean,pgd-20,cw,autoattack --samples 1000
   yopo eval runs/c10 --attacks pgd-50-10,cw-linf --weights last --eps 6/255
   yopo eval runs/compare/* --attacks pgd-40,cw
   yopo eval runs/c10/model.safetensors --attacks autoattack --batch 500 --save-examples
@@ -53,7 +53,7 @@ def eval_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--samples", type=int, help="test images, drawn with --seed; default all")
     parser.add_argument("--batch", type=int, default=250, help="images at a time (default 250)")
-    parser.add_argument("--eps", help="radius, as 8/255; by default the one of the training")
+    parser.add_argument("--eps", help="radius, as 8/255; by default the run's threat.eps")
     parser.add_argument(
         "--step", help="step size of PGD and cw-linf (default 2.5·eps/steps, in L2 at least eps/4)"
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from yopo.report.reproduced import Summary
 
 REPRODUCE = """examples:
-  yopo reproduce table2 --out runs/table2                 all of Table 2: hours on one GPU
+  yopo reproduce table2 --out runs/table2                 all of Table 2: an hour on one H200
   yopo reproduce table2 --rows PGD-10,YOPO-5-3 --seeds 0,1,2 --attacks autoattack --out runs/table2
   yopo reproduce table3 --epochs 2 --out runs/table3      times alone: two epochs of each row
   yopo reproduce table4 --quick --out /tmp/quick          minutes on a CPU: does it work at all?

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from yopo.cli.common import pick_device, rank
 from yopo.cli.screen import Screen
-from yopo.config import Config, Tree, fields, nested, overlay, rescaled, validate
+from yopo.config import Config, Tree, fields, nested, overlay, rescaled, validate, with_radius
 from yopo.recipes import method_tree, recipe
 
 try:
@@ -29,12 +29,12 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 TRAIN = """examples:
-  yopo train demo --out runs/demo
+  yopo train demo --out runs/first
   yopo train cifar10-yopo-5-3 --out runs/c10 --epochs 20 --method.n 5 --threat.eps 6/255
   yopo train cifar10-fast --method.name pgd --method.steps 7 --out runs/pgd7
-  yopo train demo --data.name folder --data.root photos --data.size 64 --out runs/photos
+  yopo train demo --data.name folder --data.root photos --data.size 64 --threat.eps 8/255 --out own
   yopo train demo --model.name my_module:build_model --out runs/mine
-  yopo train demo --out runs/demo --resume
+  yopo train demo --out runs/first --resume
   torchrun --nproc-per-node 2 -m yopo train cifar10-fast --out runs/two
 `yopo train --settings` lists every setting."""
 COMPARE = """examples:
@@ -135,6 +135,9 @@ def resolve(args: argparse.Namespace, rest: list[str], over: Tree | None = None)
     for given in (_read_yaml(args.config) if args.config else {}, over or {}, flags):
         if str(given.get("epochs", "")).isdigit() and int(given["epochs"]) > 0:
             tree = rescaled(tree, int(given["epochs"]))
+        threat = given.get("threat", {})
+        if isinstance(threat, dict) and "eps" in threat and not {"step", "name"} & {*threat}:
+            tree = with_radius(tree, threat["eps"])
         tree = overlay(tree, given)
     return validate(tree)
 
@@ -176,6 +179,8 @@ def _check_free(out: Path, resume: bool) -> None:
         raise ValueError(f"{out} holds a run; add --resume to go on, or give another --out")
     if (out / "result.json").exists() and not saved:
         raise ValueError(f"{out} holds a finished run without checkpoints; give another --out")
+    if inside := sorted(path.parent.name for path in out.glob("*/config.yaml")):
+        raise ValueError(f"{out} holds other runs, first {inside[0]}; give another --out")
 
 
 @contextmanager

@@ -52,7 +52,10 @@ def get(name: str, root: Path, *, say: Callable[[str], object] = print) -> Path:
     sources are tried in turn and root/NAME.npz is written, whole or not at all.
     """
     if name not in SHA256:
-        raise ValueError(f"expected mnist or cifar10, got {name!r}; other data: see yopo.data.load")
+        raise ValueError(
+            f"expected mnist or cifar10, got {name!r}; for your own data give `yopo train` "
+            "--data.name npz or folder"
+        )
     root = Path(root).expanduser()
     if (there := _already(name, root, say)) is not None:
         return there

@@ -33,7 +33,11 @@ class Step:
 
 
 class Method(ABC):
-    """A way to train. `backward` fills .grad of the model's parameters; nothing else changes."""
+    """A way to train. `backward` fills .grad of the model's parameters.
+
+    Else it changes only what any training pass does, BatchNorm's statistics; Free also steps its
+    optimizer.
+    """
 
     compares_classes = False  # with one logit, whose softmax is always 1, it would do nothing
 

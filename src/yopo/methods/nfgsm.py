@@ -36,7 +36,9 @@ class NFGSM(AdversarialMethod):
             raise TypeError(f"expected yopo.Linf or yopo.L2, got {type(threat).__name__}")
         self.threat: Linf | L2 = threat
         if not 0 < noise < float("inf"):
-            raise ValueError(f"expected noise > 0, got {noise}; for no noise use yopo.Fast")
+            raise ValueError(
+                f"expected noise > 0, got {noise}; without it give backward eta=torch.zeros_like(x)"
+            )
         self.noise = noise
         self.step = None if step is None else check_step(step)
         check_choice("attack_mode", attack_mode, ("eval", "train"))
