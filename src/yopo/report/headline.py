@@ -31,9 +31,9 @@ def headline(runs: Sequence[Run]) -> list[str]:
     if whole and not scores:
         sentences = [
             "These runs were measured with different attacks, radii or images, so their robust "
-            "accuracies do not compare. `yopo eval` can measure them alike."
+            "accuracies do not compare. On the same data, `yopo eval` can measure them alike."
         ]
-    sentences += [f"{run.label}: {run.unlearnt}." for run in scores if run.unlearnt]
+    sentences += [f"{run.label}: {run.unlearnt}." for run in whole if run.unlearnt]
     codes = sorted({code for score in scores.values() for code in score.warnings})
     if codes:
         sentences.append(f"Warnings of these evaluations: {', '.join(codes)}; see the cards.")

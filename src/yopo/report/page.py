@@ -65,17 +65,16 @@ def runs_table(runs: Sequence[Run]) -> str:
     heads = ["run", "training", "propagations", "epochs", "best epoch"]
     tasks = [f"{run.data}, {run.threat}" for run in runs]
     differ = len({*tasks}) > 1
-    heads += ["data, threat"] if differ else []
     rows: list[list[Cell]] = []
     for run, result, task in zip(runs, results, tasks, strict=True):
         seconds, cost = run.spent("train_seconds"), run.spent("propagations")
         done = run.lines[-1]["epoch"] if run.lines else 0
-        cells: list[Cell] = [(run.name, run.method)]
+        cells: list[Cell] = [(run.name, f"{run.method}, {task}" if differ else run.method)]
         spent = "–" if seconds is None else duration(seconds)
         cells += [(spent, "shared a GPU") if run.shared else spent]
         cells += ["–" if cost is None else f"{cost:.0f}"]
         cells += [f"{done}" if run.result else f"{done} of {run.config['epochs']}"]
-        cells += [str(result.get("best_epoch", "–")), *([task] if differ else [])]
+        cells += [str(result.get("best_epoch", "–"))]
         shares = [result.get(which, {}).get(attack) for attack, which in pairs]
         rows.append([*cells, *("–" if s is None else f"{100 * s:.2f}%" for s in shares)])
     text = (
