@@ -430,6 +430,7 @@ def test_a_folder_of_runs_is_no_place_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "runs" / "natural").mkdir(parents=True)
-    (tmp_path / "runs" / "natural" / "config.yaml").touch()
+    for name in ("config.yaml", "metrics.jsonl"):
+        (tmp_path / "runs" / "natural" / name).touch()
     assert yopo(monkeypatch, "train", "demo", "--out", tmp_path / "runs") == 2
     assert "holds other runs, first natural; give another --out" in capsys.readouterr().err

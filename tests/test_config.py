@@ -20,6 +20,7 @@ from yopo.config import (
     overlay,
     rescaled,
     validate,
+    with_radius,
 )
 from yopo.models import SmallCNN
 from yopo.recipes import RECIPES, method_tree, recipe
@@ -205,6 +206,8 @@ def test_another_radius_takes_the_step_along() -> None:
     assert step("--threat.eps", "8/255") == pytest.approx(1 / 255)
     assert step("--threat.eps", "0.15") == pytest.approx(0.15 / 8)
     assert step("--threat.eps", "8/255", "--threat.step", "2/255") == pytest.approx(2 / 255)
+    assert step("--threat.name", "linf", "--threat.eps", "8/255") == pytest.approx(1 / 255)
     assert step("--threat.name", "l2", "--threat.eps", "2") is None
+    assert with_radius({"threat": {"step": 0.02}}, {"eps": "0.1"}) == {"threat": {"step": 0.02}}
     with pytest.raises(ValueError, match=r"threat\.eps"):
         step("--threat.eps", "much")

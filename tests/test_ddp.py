@@ -24,6 +24,7 @@ METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
     "pgd": lambda net: yopo.PGD(net, THREAT, steps=2),
     "trades": lambda net: yopo.TRADES(net, THREAT, steps=2),
     "trades-yopo": lambda net: yopo.TRADESYOPO(net, THREAT, m=2, n=2),
+    "fast": lambda net: yopo.Fast(net, THREAT),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -33,7 +34,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def first(net: nn.Module, name: str) -> str:
-    return f"module.{name}" if isinstance(net, DistributedDataParallel) else name
+    """The module of that name, wherever it lies."""
+    paths: list[str] = [path for path, _ in net.named_modules()]
+    return next(path for path in paths if f".{path}".endswith(f".{name}"))
 
 
 def data() -> Batch:
@@ -71,14 +74,19 @@ def work(rank: int, port: int, out: str) -> None:
     for kind, options in OPTIONS.items():
         for name, make in METHODS.items():
             torch.manual_seed(0)
-            net = DistributedDataParallel(convnet(), **options)
+            net: nn.Module = DistributedDataParallel(convnet(), **options)
             found[f"{kind} {name}"] = gradients(make(net), x, y)
+            torch.manual_seed(0)
+            net = nn.Sequential(DistributedDataParallel(convnet(), **options))
+            try:
+                found[f"{kind} {name} inside"] = gradients(make(net), x, y)
+            except ValueError as error:
+                found[f"{kind} {name} inside"] = str(error)
     torch.manual_seed(0)
     said: list[str] = []
-    found["engine"] = stepped(DistributedDataParallel(convnet()), x, y, said.append)
+    net = nn.Sequential(nn.Identity(), DistributedDataParallel(convnet()))
+    found["engine"] = stepped(net, x, y, said.append)
     found["said"] = said
-    torch.manual_seed(0)
-    net = DistributedDataParallel(convnet())
     try:
         yopo.PMP(net, THREAT)
     except ValueError as error:
@@ -111,6 +119,11 @@ def test_gradients_are_those_of_one_process(
     assert len(want) == 6
     for each in found:
         torch.testing.assert_close(each[f"{kind} {name}"], want, rtol=1e-10, atol=1e-10)
+        inside = each[f"{kind} {name} inside"]
+        if kind == "static":
+            assert "let it be the outermost module" in inside
+        else:
+            torch.testing.assert_close(inside, want, rtol=1e-10, atol=1e-10)
 
 
 def test_the_engine_leaves_the_exchange_to_it(found: list[dict[str, Any]]) -> None:

@@ -412,6 +412,54 @@ def test_blocks_that_were_not_used_at_first_are_trained_too(at: Any, batch: Batc
         assert net.blocks[turn].weight.grad is not None
 
 
+class Wanders(nn.Module):
+    """A block that runs in one layer, or in another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(192, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+        self.block, self.at = nn.Linear(6, 6), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x.flatten(1))
+        h = self.b(self.block(h) if self.at == 1 else h)
+        out: Tensor = self.c(self.block(h) if self.at == 2 else h)
+        return out
+
+
+def test_a_parameter_of_two_layers_is_refused_each_time(batch: Batch) -> None:
+    net = Wanders()
+    method = PMP(net, LINF, m=1, layers=["a", "b"])
+    for net.at in (0, 1, 0, 1):
+        method.backward(*batch)
+    net.at = 2
+    for _ in range(3):
+        with pytest.raises(ValueError, match="share a parameter"):
+            method.backward(*batch)
+
+
+def test_algorithm1_with_a_layer_without_parameters_and_one_unused(batch: Batch) -> None:
+    net = nn.Sequential()
+    net.add_module("flat", nn.Flatten())
+    net.add_module("block", Idle())
+    method = PMP(net, LINF, m=2, weights_at="algorithm1", layers=["flat", "block.first"])
+    method.backward(*batch)
+    assert net.get_parameter("block.last.weight").grad is not None
+
+
+class Idle(nn.Module):
+    """Two layers, and a parameter that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(192, 6), nn.Linear(6, 4)
+        self.idle = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(x))
+        return out
+
+
 def test_parameters_exchanged_by_loading_are_those_that_are_trained(batch: Batch) -> None:
     net = convnet()
     method = PMP(net, LINF)

@@ -579,11 +579,23 @@ def test_other_data_of_the_same_kind_do_not_compare(tmp_path: Path) -> None:
         config["data"]["path"] = "same.npz"
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
     assert "2 runs" in headline(read_runs(folders))[0]
+    for digests in (("ab", None), ("ab", "ab"), ("ab", "cd")):  # None: of an earlier version
+        for folder, digest in zip(folders, digests, strict=True):
+            found, result = read(folder, "eval.json"), read(folder, "result.json")
+            if digest:
+                found["about"]["images_sha256"] = result["test_sha256"] = digest
+            (folder / "eval.json").write_text(json.dumps(found))
+            (folder / "result.json").write_text(json.dumps(result))
+        said = headline(read_runs(folders))[0]
+        assert ("do not compare" in said) is (digests == ("ab", "cd"))
+    config = yaml.safe_load((folders[0] / "config.yaml").read_text())
+    config["data"]["path"] = "moved.npz"  # its digest says that it is the same
+    (folders[0] / "config.yaml").write_text(yaml.safe_dump(config))
     found, result = read(folders[0], "eval.json"), read(folders[0], "result.json")
-    found["about"]["images_sha256"] = result["test_sha256"] = "ab"  # the file was written anew
+    found["about"]["images_sha256"] = result["test_sha256"] = "cd"
     (folders[0] / "eval.json").write_text(json.dumps(found))
     (folders[0] / "result.json").write_text(json.dumps(result))
-    assert "do not compare" in headline(read_runs(folders))[0]
+    assert "2 runs" in headline(read_runs(folders))[0]
 
 
 def test_bf16_is_another_network(tmp_path: Path) -> None:
@@ -648,5 +660,17 @@ def test_a_network_that_learnt_nothing_is_called_so(tmp_path: Path) -> None:
     result["best"] = {"clean": 0.905, "pgd-3": 0.905}
     (folder / "result.json").write_text(json.dumps(result))
     (only,) = read_runs([folder])
-    assert any("nothing was learnt: clean accuracy is 90.5%" in s for s in headline([only]))
-    assert any("Nothing was learnt" in note for note in only.notes)
+    assert any("90.5%, is not clearly above the 90.0%" in s for s in headline([only]))
+    assert any("Clean accuracy, 90.5%" in note for note in only.notes)
+
+
+def test_another_radius_is_not_put_beside_the_papers(tmp_path: Path) -> None:
+    over = {"method": {"name": "pgd", "steps": 10}, "threat": {"eps": 8 / 255}}
+    folders = [write_run(tmp_path / f"s{seed}", over | {"seed": seed}) for seed in (0, 1)]
+    for folder, eps, share in zip(folders, (8 / 255, 4 / 255), (0.25, 0.75), strict=True):
+        found = read(folder, "eval.json")
+        found["about"] |= {"eps": eps, "threat": f"L∞, eps = {round(255 * eps)}/255"}
+        found["attacks"]["cw"]["accuracy"] = share
+        (folder / "eval.json").write_text(json.dumps(found))
+    text = page(read_runs(folders), paper="table2")
+    assert ("25.00%" in text, "50.00%" in text) == (True, False)  # not the mean over two radii

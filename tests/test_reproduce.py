@@ -404,3 +404,13 @@ def test_runs_are_kept_without_weights(tmp_path: Path) -> None:
 )
 def test_paths_of_a_machine(text: str, found: bool) -> None:
     assert bool(MACHINE.search(text)) == found
+
+
+def test_attacks_at_another_radius_are_left_out(tmp_path: Path) -> None:
+    one, other = (put(tmp_path, "table2", "YOPO-5-3", seed) for seed in (0, 1))
+    e = other["eval"]
+    e["about"]["eps"] = 4 / 255
+    (other["path"] / "eval.json").write_text(json.dumps(e))
+    found = summary("table2", tmp_path)["rows"]["YOPO-5-3"]["accuracy"]["pgd-20"]
+    assert found["seeds"] == 1
+    assert found["mean"] == one["eval"]["attacks"]["pgd-20"]["accuracy"]

@@ -171,6 +171,15 @@ def test_a_network_that_raises_it_and_it_alone(case: Case) -> None:
     assert case.says in found.text
 
 
+def test_a_batch_of_another_size_may_round_otherwise() -> None:
+    x, y = images()
+
+    def rounds(x: Tensor) -> Tensor:
+        return x + (2e-3 if len(x) == 2 else 0.0)
+
+    assert before(After(rounds), x, y, LINF) == []
+
+
 def test_the_linear_classifier_itself_raises_none() -> None:
     """So the defences above are what is noticed. Log-probabilities are no suspicion."""
     x, y = images()

@@ -30,7 +30,7 @@ from tests.runs import (
 from yopo import checkpoint, measure
 from yopo.config import Tree
 from yopo.evaluation.journal import weights_digest
-from yopo.guard import Health, collapse
+from yopo.guard import Health, collapse, learnt
 from yopo.measure import commonest
 from yopo.progress import StopRequested
 
@@ -639,5 +639,21 @@ def test_an_epoch_that_answers_alike_to_all_is_not_the_best(
     found = iter([(0.9, 0.9)] * 5)
     again = yopo.train.Trainer(config, data, tmp_path / "b", watcher, torch.device("cpu"))
     result = again.run()
-    assert any("nothing was learnt: clean accuracy is 90.0%" in s for s in watcher.said)
+    assert any("accuracy, 90.0%, is not clearly above the 90.0%" in s for s in watcher.said)
     assert result["best_epoch"] == 1
+
+
+def test_what_is_clearly_above_one_answer_for_all() -> None:
+    assert [learnt(clean, 0.9, 1000) for clean in (0.9, 0.915, 0.925)] == [False, False, True]
+    assert [learnt(clean, 0.1, 100) for clean in (0.1, 0.15, 0.17)] == [False, False, True]
+    assert [learnt(clean, 0.9, 30) for clean in (0.9, 29 / 30, 1.0)] == [False, False, True]
+    assert learnt(1.0, 1.0, 10)  # there is but one answer
+
+
+def test_a_checkpoint_of_an_earlier_version_without_a_best(tmp_path: Path) -> None:
+    trainer = tiny_trainer(tmp_path)
+    trainer.progress.best = -1.0
+    trainer._save(good=True)
+    again = tiny_trainer(tmp_path)
+    assert again.resume()
+    assert again.run()["best_epoch"] > 0

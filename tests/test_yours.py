@@ -489,6 +489,45 @@ def test_what_a_network_keeps_in_eval_mode_is_that_of_todays_weights(batch: Batc
     assert [m.training for m in frozen.modules()] == [True, True, False]
 
 
+class Merges(nn.Linear):
+    """As LoRA does: in eval mode the weight holds the sum."""
+
+    def __init__(self) -> None:
+        super().__init__(192, 4)
+        self.add, self.merged = nn.Parameter(torch.rand(4, 192)), False
+
+    def train(self, mode: bool = True) -> "Merges":
+        super().train(mode)
+        if self.merged is mode:
+            self.weight.data += -self.add.data if mode else self.add.data
+            self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.merged else self.weight + self.add
+        return F.linear(x.flatten(1), weight, self.bias)
+
+
+class Loops(nn.Linear):
+    """Its train() is another thing."""
+
+    def train(self, epochs: Any) -> None:  # type: ignore[override]
+        raise AssertionError(epochs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1))
+
+
+def test_attacks_do_not_ask_the_network_for_more_than_its_flags(batch: Batch) -> None:
+    net = Merges()
+    before = net.weight.detach().clone()
+    for _ in range(5):
+        PGD(net, Linf(0.1), steps=2).backward(*batch)
+        attacks.pgd(net, *batch, Linf(0.1), steps=1)
+    assert torch.equal(net.weight, before)
+    attacks.pgd(Loops(192, 4), *batch, Linf(0.1), steps=1)
+
+
 class Scaled(nn.Module):
     """One of several blocks that have a buffer in common."""
 

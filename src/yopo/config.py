@@ -333,14 +333,18 @@ def rescaled(tree: Tree, epochs: int) -> Tree:
     return overlay(tree, scaled)
 
 
-def with_radius(tree: Tree, eps: object) -> Tree:
-    """The same recipe for another radius: its step moves along."""
-    threat, new = validate(tree).threat, _number(eps)
+def with_radius(tree: Tree, threat: Tree) -> Tree:
+    """The same recipe for another radius, that of `threat`: its step moves along."""
+    given, before = tree.get("threat", {}), validate(tree).threat
+    if not {"eps", "step"} <= {*given} or threat.get("name", before.name) != before.name:
+        return tree
     try:
-        part = float(str(new)) / threat.eps
+        part = float(str(_number(threat["eps"]))) / before.eps
     except ValueError:  # pydantic will say what is wrong with it
         return tree
-    return tree if threat.step is None else overlay(tree, {"threat": {"step": part * threat.step}})
+    if before.step is None or not 0 < part < float("inf"):
+        return tree
+    return overlay(tree, {"threat": {"step": part * before.step}})
 
 
 def nested(flags: Mapping[str, str]) -> Tree:

@@ -17,14 +17,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
 from torch.utils.hooks import RemovableHandle
 
 from yopo.checks import check_choice, check_optimizer
 from yopo.compiled import Compiled, CompiledSplit, inductor_options
 from yopo.ema import EMA
-from yopo.frozen import eval_mode, forked_rng
+from yopo.frozen import eval_mode, forked_rng, parallel
 from yopo.layers import in_a_row
 from yopo.methods.base import AdversarialMethod, Method, Step, plain
 from yopo.methods.free import Free
@@ -285,7 +284,7 @@ class Engine:
         self._plain = self._fast = self._variant(self.method.model)
         if self.ema:
             self.ema.pair()  # the network may have been converted since
-        if isinstance(self.method.model, DistributedDataParallel):
+        if parallel(self.method.model):
             self.say("plain steps: DistributedDataParallel exchanges gradients in backward()")
             return
         if self.compile:

@@ -1,5 +1,6 @@
 """Run the user's model without leaving a trace: no weight gradients, no moved statistics."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -100,21 +101,29 @@ def made_of(model: nn.Module) -> tuple[nn.Module, ...]:
 def eval_mode(model: nn.Module, enabled: bool = True) -> Iterator[None]:
     """Put every module into eval mode for the block, then give each its own flag back."""
     before = [(m, m.training) for m in model.modules()] if enabled else []
-    # Some do more than set a flag, as dropping what they keep for eval mode of other weights.
-    own = [m for m, training in before if training and type(m).train is not nn.Module.train]
     try:
-        for module in own:
-            module.train(False)
-        for module, training in before:
-            if training:
-                module.training = False
+        for module, _ in before:
+            module.training = False
         yield
     finally:
-        for module in own:
-            module.train(True)
-        for module, training in before:
-            if module.training != training:
+        try:
+            for module, training in before:
+                if training and _drops_things(module):
+                    module.train(True)
+        finally:
+            for module, training in before:
                 module.training = training
+
+
+def _drops_things(module: nn.Module) -> bool:
+    """Whether its own train(True) may drop what it computed, in eval mode, from other weights."""
+    train = type(module).train
+    return train is not nn.Module.train and "mode" in inspect.signature(train).parameters
+
+
+def parallel(model: nn.Module) -> list[DistributedDataParallel]:
+    """Those of its modules that exchange gradients between processes."""
+    return [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
 
 
 @contextmanager
@@ -122,7 +131,7 @@ def all_or_nothing(model: nn.Module) -> Iterator[None]:
     """Add the gradients found in the block to .grad if it succeeds; leave .grad alone if not."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     before = [p.grad for p in parameters]
-    if getattr(model, "gradient_as_bucket_view", False):  # passes will write into these
+    if any(m.gradient_as_bucket_view for m in parallel(model)):  # passes will write into these
         before = [None if grad is None else grad.clone() for grad in before]
     for p in parameters:
         p.grad = None

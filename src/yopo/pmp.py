@@ -143,14 +143,16 @@ class Dynamics:
         mine = {id(q) for q in theta}
         spare = [q for q in self.layers.spare if weights and id(q) not in mine]
         inputs = [*x, *theta, *spare]
-        found: Sequence[Tensor | None] = ()
-        if inputs:
+        found: Sequence[Tensor | None] = [None] * len(inputs)
+        if inputs and any(out.requires_grad for out in outputs):
             found = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
         known = len(x) + len(theta)
         new = [(q, g) for q, g in zip(spare, found[known:], strict=True) if g is not None]
         if new:
-            theta.extend(q for q, _ in new)
-            refuse_sharing(self.layers.names, self.layers.theta)
+            every = [list(each) for each in self.layers.theta]
+            every[t] += [q for q, _ in new]
+            refuse_sharing(self.layers.names, every)
+            theta += [q for q, _ in new]
         return found[: len(x)], [*found[len(x) : known], *(g for _, g in new)]
 
 
@@ -161,18 +163,20 @@ class Studied:
         self, model: nn.Module, names: Sequence[str] | None, regulariser: Regulariser | None
     ) -> None:
         self.model, self.names, self.regulariser = model, names, regulariser
-        self._found: dict[object, tuple[Dynamics, object]] = {}
+        self._found: dict[object, Dynamics] = {}
+        self._of: list[nn.Parameter] = []  # the parameters that they know
 
     def on(self, x: Tensor) -> Dynamics:
         """The dynamics on inputs like x (B, ...)."""
         flags = [module.training for module in self.model.modules()]
-        parameters = list(self.model.parameters())  # kept, so that no other gets one's id
-        wants = [(id(p), p.requires_grad) for p in parameters]
+        parameters = list(self.model.parameters())
+        if [*map(id, parameters)] != [*map(id, self._of)]:
+            self._found, self._of = {}, parameters
+        wants = [p.requires_grad for p in parameters]
         key = (x.shape[1:], x.dtype, x.device, *flags, *wants, made_of(self.model))
         if key not in self._found:
-            found = Dynamics.of(self.model, x, self.names, regulariser=self.regulariser)
-            self._found[key] = found, parameters
-        return self._found[key][0]
+            self._found[key] = Dynamics.of(self.model, x, self.names, regulariser=self.regulariser)
+        return self._found[key]
 
 
 def check_separable(loss: Loss, logits: Tensor, y: Tensor) -> None:

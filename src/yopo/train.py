@@ -440,6 +440,8 @@ class Trainer:
         self.snapshot.put_back(tensors, self.rank, self.world)
         known = {f.name for f in fields(Progress)}
         self.progress = Progress(**{k: v for k, v in values["progress"].items() if k in known})
+        if self.progress.best_epoch < 0:  # an earlier version wrote another number for none
+            self.progress.best = Progress.best
         if self.rank > 0:  # the sums over all processes belong to the first
             self.progress.loss_sum = self.progress.right = self.progress.seen = 0.0
 

@@ -136,8 +136,8 @@ def resolve(args: argparse.Namespace, rest: list[str], over: Tree | None = None)
         if str(given.get("epochs", "")).isdigit() and int(given["epochs"]) > 0:
             tree = rescaled(tree, int(given["epochs"]))
         threat = given.get("threat", {})
-        if isinstance(threat, dict) and "eps" in threat and not {"step", "name"} & {*threat}:
-            tree = with_radius(tree, threat["eps"])
+        if isinstance(threat, dict) and "eps" in threat and "step" not in threat:
+            tree = with_radius(tree, threat)
         tree = overlay(tree, given)
     return validate(tree)
 
@@ -179,7 +179,8 @@ def _check_free(out: Path, resume: bool) -> None:
         raise ValueError(f"{out} holds a run; add --resume to go on, or give another --out")
     if (out / "result.json").exists() and not saved:
         raise ValueError(f"{out} holds a finished run without checkpoints; give another --out")
-    if inside := sorted(path.parent.name for path in out.glob("*/config.yaml")):
+    inside = sorted(path.parent.name for path in out.glob("*/metrics.jsonl"))
+    if inside and not (out / "config.yaml").exists():
         raise ValueError(f"{out} holds other runs, first {inside[0]}; give another --out")
 
 

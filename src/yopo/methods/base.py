@@ -14,6 +14,7 @@ from yopo.frozen import (
     eval_mode,
     forked_rng,
     made_of,
+    parallel,
     uncached,
     uncompiled,
 )
@@ -43,6 +44,11 @@ class Method(ABC):
 
     def __init__(self, model: nn.Module, *, loss: Loss | None) -> None:
         check_trainable(model)
+        if any(m.static_graph for m in parallel(model) if m is not model):
+            raise ValueError(
+                "DistributedDataParallel with static_graph=True would count attack passes as steps;"
+                " let it be the outermost module, around torch.compile and yopo.Normalize"
+            )
         self.model = model
         self.loss: Loss = F.cross_entropy if loss is None else loss
         self._classes: int | None = None

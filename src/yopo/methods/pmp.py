@@ -5,11 +5,11 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from yopo.argmax import Argmax, Ascent, moved
 from yopo.argmin import FirstLayer, descend, exact_argmin, lbfgs_argmin
 from yopo.checks import check_at_least, check_choice, check_positive
+from yopo.frozen import parallel
 from yopo.losses import Loss
 from yopo.methods.base import AdversarialMethod, Step
 from yopo.pmp import Dynamics, Regulariser, Studied, Trajectory
@@ -50,7 +50,7 @@ class PMP(AdversarialMethod):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(model, threat, loss=loss, generator=generator)
-        if isinstance(model, DistributedDataParallel):
+        if parallel(model):
             raise ValueError(
                 "PMP fills .grad itself, so DistributedDataParallel would exchange nothing; give "
                 "it model.module, and average .grad over the processes before optimizer.step()"

@@ -50,15 +50,16 @@ def headline(runs: Sequence[Run]) -> list[str]:
 
 def comparable(runs: Sequence[Run]) -> dict[Run, Score]:
     """The lowest worst case that all runs have of one kind, else their own PGD; else nothing."""
-    worst = {run: {score.kind: score for score in _worst(run)} for run in runs}
+    known = _images_known(runs)
+    worst = {run: {score.kind: score for score in _worst(run, known)} for run in runs}
     shared = set.intersection(*(set(found) for found in worst.values()))
     if shared:
         means = {kind: mean(found[kind].share for found in worst.values()) for kind in shared}
         lowest = min(means, key=lambda kind: (means[kind], str(kind)))  # of equal ones the best's
         return {run: found[lowest] for run, found in worst.items()}
-    measures: tuple[Callable[[Run], Score | None], ...] = (_test, _held_out)
+    measures: tuple[Callable[[Run, bool], Score | None], ...] = (_test, _held_out)
     for measure in measures:
-        scores = {r: score for r in runs if (score := measure(r))}
+        scores = {r: score for r in runs if (score := measure(r, known))}
         if len(scores) == len(runs) and len({s.kind for s in scores.values()}) == 1:
             return scores
     return {}
@@ -67,6 +68,7 @@ def comparable(runs: Sequence[Run]) -> dict[Run, Score]:
 def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
     """What AutoAttack leaves, where the comparison is without it."""
     found: dict[tuple[str, Hashable], list[str]] = {}
+    known = _images_known(runs)
     for run in runs:
         for e in run.evaluations.values():
             score = scores.get(run)
@@ -75,7 +77,7 @@ def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
                 which = "last" if "last" in weights else weights[0]  # also where they are both
                 about = e["about"]
                 how = f"{about['images']:,} images, {about['threat']}, {which} weights"
-                key = how, run.same_data(about.get("images_sha256"))
+                key = how, run.same_data(about["images_sha256"] if known else None)
                 share = 100 * e["attacks"]["autoattack"]["accuracy"]
                 found.setdefault(key, []).append(f"{run.label} {share:.2f}%")
     return [f"AutoAttack leaves {', '.join(names)} ({how})." for (how, _), names in found.items()]
@@ -199,7 +201,14 @@ def _name(group: list[Run]) -> str:
     return several if len(group) > 1 else group[0].label
 
 
-def _worst(run: Run) -> list[Score]:
+def _images_known(runs: Sequence[Run]) -> bool:
+    """Whether all runs and evaluations have digests of their images; earlier versions had none."""
+    results = all("test_sha256" in (run.result or {}) for run in runs)
+    cards = (e for run in runs for e in run.evaluations.values())
+    return results and all("images_sha256" in e["about"] for e in cards)
+
+
+def _worst(run: Run, known: bool) -> list[Score]:
     """The worst case of each evaluation."""
     scores = []
     for e in run.evaluations.values():
@@ -208,7 +217,8 @@ def _worst(run: Run) -> list[Score]:
         if not attacks:
             continue
         precise = about["precision"] != "bf16"  # TF32 has float32's verdict
-        same = run.same_data(about.get("images_sha256")), precise, frozenset(attacks.items())
+        images = about["images_sha256"] if known else None
+        same = run.same_data(images), precise, frozenset(attacks.items())
         facts = *(about[k] for k in ("data", "images", "threat")), *same
         under = next(iter(attacks)) if len(attacks) == 1 else f"all of {', '.join(attacks)}"
         words = f"of {about['images']:,} test images withstand {under} ({about['threat']}, "
@@ -220,21 +230,22 @@ def _worst(run: Run) -> list[Score]:
     return scores
 
 
-def _test(run: Run) -> Score | None:
+def _test(run: Run, known: bool) -> Score | None:
     if not run.result:
         return None
     (which, own), n = run.own, run.result["test_images"]
     attack = next(name for name in own if name != "clean")
-    kind = ("test", run.same_data(run.result.get("test_sha256")), run.threat, attack, n, which)
+    images = run.result["test_sha256"] if known else None
+    kind = ("test", run.same_data(images), run.threat, attack, n, which)
     words = f"of {n:,} test images withstand {attack} ({run.threat}, {which} weights)"
     return Score(own[attack], wilson(round(own[attack] * n), n), kind, words)
 
 
-def _held_out(run: Run) -> Score | None:
+def _held_out(run: Run, known: bool) -> Score | None:
     if not run.points:
         return None
     point = max(run.points, key=lambda p: p["robust"])
-    images = (run.result or {}).get("test_sha256")  # the nearest thing to know them by
+    images = run.result["test_sha256"] if known and run.result else None
     n, attack = point["images"], f"pgd-{run.config['evaluate']['steps']}"
     kind = ("held out", run.same_data(images), run.threat, attack)
     words = (

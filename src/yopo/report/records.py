@@ -95,15 +95,17 @@ class Run:
         own = data["name"] in ("npz", "folder") and where
         return f"{data['name']} {Path(where).name}" if own else str(data["name"])
 
-    def same_data(self, sha256: str | None) -> tuple[str | None, ...]:
+    def same_data(self, sha256: str | None) -> tuple[str, ...]:
         """What two runs must have in common for their images to be the same.
 
-        sha256: of the images, where it is known; those of data sets with a name need none.
+        sha256: of the images, where all runs know it; those of data sets with a name need none.
         """
         data = self.config["data"]
         if data["name"] not in ("npz", "folder"):
             return (data["name"],)
-        return sha256, *(str(data.get(key)) for key in ("name", "path", "root", "size"))
+        if sha256 is not None:
+            return (sha256,)
+        return tuple(str(data.get(key)) for key in ("name", "path", "root", "size"))
 
     @property
     def unlearnt(self) -> str | None:
