@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -20,7 +21,7 @@ import yaml
 from tests.conftest import assert_same
 from tests.runs import tiny_data
 from yopo import checkpoint, cli
-from yopo.cli import training
+from yopo.cli import screen, training
 
 TINY = [
     *("--data.name", "npz", "--data.held_out", "20", "--batch", "20", "--epochs", "2"),
@@ -92,6 +93,17 @@ def test_train_writes_a_run(
     )
     assert other == 2
     assert "another configuration" in capsys.readouterr().err
+
+
+def test_a_log_hears_of_slow_epochs(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train", "demo", "--data.path", npz, *TINY, "--out")
+    assert yopo(monkeypatch, *words, tmp_path / "quick") == 0
+    assert "  step " not in capsys.readouterr().out
+    monkeypatch.setattr(screen, "QUIET", 0.0)
+    assert yopo(monkeypatch, *words, tmp_path / "slow") == 0
+    assert re.search(r"epoch +1/2  step (\d+)/\1  loss \d", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

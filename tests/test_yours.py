@@ -287,6 +287,30 @@ def test_free_wants_an_optimizer_of_the_same_network() -> None:
         Free(convnet(), Linf(0.1), optimizer=sgd(convnet()))
 
 
+@pytest.mark.parametrize("name", [*METHODS, "nfgsm"])
+def test_a_scaler_may_scale_the_loss(name: str, batch: Batch) -> None:
+    """As the README says; with a power of two every number is the same to the bit."""
+    x, y = (t.float() if t.is_floating_point() else t for t in batch)
+    make = (METHODS | {"nfgsm": lambda net: NFGSM(net, Linf(0.1))})[name]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    net = convnet().float()
+    twin = copy.deepcopy(net)
+    method, scaled = make(net), make(twin)
+    scaled.loss = lambda z, y: scaler.scale(F.cross_entropy(z, y))
+    optimizer, other = sgd(net), sgd(twin)
+    start = Linf(0.1).start(x)
+    for _ in range(2):
+        eta = None if name == "natural" else start
+        method.backward(x, y, eta)
+        optimizer.step()
+        optimizer.zero_grad()
+        scaled.backward(x, y, eta)
+        scaler.step(other)
+        scaler.update()
+        other.zero_grad()
+    assert_same(dict(net.named_parameters()), dict(twin.named_parameters()))
+
+
 def test_ema_follows_a_network_that_was_moved() -> None:
     net = convnet()
     ema = EMA(net, 0.5)

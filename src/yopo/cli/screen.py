@@ -1,9 +1,12 @@
 """What a person sees while a run goes on."""
 
+import time
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+QUIET = 60.0  # seconds after which a log without bars gets a line inside an epoch, too
 
 
 class Screen:
@@ -24,9 +27,11 @@ class Screen:
         )
         self._all = self.bars.add_task(title, total=epochs, note="")
         self._one = self.bars.add_task("epoch", total=1, note="")
+        self._said = time.monotonic()
 
     def say(self, text: str) -> None:
         """Print a line."""
+        self._said = time.monotonic()
         self.console.print(text, soft_wrap=True)
 
     def step(self, epoch: int, step: int, steps: int, note: str) -> None:
@@ -35,6 +40,10 @@ class Screen:
         self.bars.update(self._one, description=f"epoch {epoch + 1}", completed=step, total=steps)
         if note:
             self.bars.update(self._one, note=note)
+        if note and self.bars.disable and time.monotonic() - self._said > QUIET:
+            self.say(
+                f"{self.title} epoch {epoch + 1:>4}/{self.epochs}  step {step}/{steps}  {note}"
+            )
 
     def epoch(self, line: dict[str, Any]) -> None:
         """Say what the epoch showed."""
@@ -43,7 +52,7 @@ class Screen:
             shown += f"  held-out clean {line['clean']:.1%}  PGD {line['robust']:.1%}"
             self.bars.update(self._all, note=f"PGD {line['robust']:.1%}")
         when = f"{line['epoch']:>4}/{self.epochs}  {line['train_seconds']:8.1f} s"
-        self.console.print(f"{self.title} epoch {when}  {shown}", soft_wrap=True)
+        self.say(f"{self.title} epoch {when}  {shown}")
         if self.tracker is not None:
             for key, value in line.items():
                 if isinstance(value, int | float) and key != "epoch":
