@@ -226,7 +226,11 @@ def test_a_shared_gpu_takes_a_runs_times_and_not_its_accuracy(tmp_path: Path) ->
     (said,) = [s for s in headline(runs) if " trained in " in s]
     theirs = read(folders[2], "result.json")["train_seconds"]
     assert f"in {alone / theirs:.2f} of PGD-5's time ({duration(alone)} for 3 epochs" in said
-    assert "its robust accuracy is 50.00%, PGD-5's 30.00%" in said
+    assert said.startswith("YOPO-2-2 (mean of 2 seeds) trained in ")
+    assert said.endswith("its robust accuracy is 50.00%, PGD-5's 30.00%.")
+    again = write_run(tmp_path / "again", PGD | {"seed": 1}, robust=0.3)
+    (more,) = [s for s in headline(read_runs([*folders, again])) if " trained in " in s]
+    assert more.endswith("PGD-5's 30.00% (mean of 2 seeds).")
     found = Page(page(runs))
     assert [row[1].endswith("shared a GPU") for row in found.tables["runs"][1:]] == [0, 1, 0]
     assert "Runs that shared a GPU are not drawn against time." in found.text

@@ -120,7 +120,7 @@ def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
             continue
         other = rivals[0].method
         alone = sum(g[0].method == part[0].method for g in groups) == 1
-        name = part[0].method if alone else _name(part)
+        name = part[0].method if alone and len(part) == 1 else _name(part)
         if not same_hardware([*group, *rivals]):
             sentences.append(
                 f"{name} and {other} were trained on different hardware: no time ratio."
@@ -145,6 +145,7 @@ def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
         if all(r in scores for r in (*part, *others)):  # those that shared a GPU too
             points = [100 * mean(scores[r].share for r in who) for who in (part, others)]
             text += f"; its robust accuracy is {points[0]:.2f}%, {other}'s {points[1]:.2f}%"
+            text += f" (mean of {len(others)} seeds)" if len(others) > 1 else ""
         sentences.append(text + ".")
     return sentences
 
