@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import yopo
@@ -91,6 +93,11 @@ def work(rank: int, port: int, out: str) -> None:
         yopo.PMP(net, THREAT)
     except ValueError as error:
         found["pmp"] = str(error)
+    sharded: Any = fully_shard(convnet(), mesh=init_device_mesh("cpu", (2,)))
+    try:
+        yopo.YOPO(sharded, THREAT)
+    except ValueError as error:
+        found["sharded"] = str(error)
     torch.save(found, f"{out}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -136,3 +143,7 @@ def test_the_engine_leaves_the_exchange_to_it(found: list[dict[str, Any]]) -> No
 
 def test_pmp_refuses_it(found: list[dict[str, Any]]) -> None:
     assert all("DistributedDataParallel would exchange nothing" in each["pmp"] for each in found)
+
+
+def test_sharded_parameters_are_refused(found: list[dict[str, Any]]) -> None:
+    assert all("use DistributedDataParallel" in each["sharded"] for each in found)
