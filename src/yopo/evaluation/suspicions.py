@@ -80,7 +80,8 @@ def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[
     if not right.any():
         return
     x, y = x[right], y[right]
-    value, slope = steepest(f, x, y, partial(F.cross_entropy, reduction="none"))
+    entropy = partial(F.cross_entropy, reduction="none")
+    value, slope = steepest(f, x, y, entropy)
     alive = steepest(f, x, y, margin)[1] > 0
     yield from _zero_gradients(alive)
     yield from (vanishing := list(_vanishing(value[alive], slope[alive])))
@@ -93,7 +94,6 @@ def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[
     many = withstands(f, x, y, threat, one_step=False)
     yield from _more_steps(withstands(f, x, y, threat, one_step=True), many)
     if not vanishing:
-        entropy = partial(F.cross_entropy, reduction="none")
         yield from _other_loss(many, withstands(f, x, y, threat, one_step=False, loss=entropy))
     if isinstance(threat, Linf | L2):
         kind = type(threat)
