@@ -32,7 +32,7 @@ def save(
         _write_tensors(tensors, writing / "tensors.safetensors")
         text = json.dumps(values, sort_keys=True)
         seal = {
-            "tensors": _digest(writing / "tensors.safetensors"),
+            "tensors": file_digest(writing / "tensors.safetensors"),
             "values": hashlib.sha256(text.encode()).hexdigest(),
         }
         (writing / "values.json").write_text(text)
@@ -72,7 +72,7 @@ def load(path: Path) -> tuple[Tensors, Values]:
         text = (path / "values.json").read_text()
         if seal["values"] != hashlib.sha256(text.encode()).hexdigest():
             raise ValueError("values.json was altered")
-        if seal["tensors"] != _digest(path / "tensors.safetensors"):
+        if seal["tensors"] != file_digest(path / "tensors.safetensors"):
             raise ValueError("tensors.safetensors was altered")
         values: Values = json.loads(text)
         return load_file(path / "tensors.safetensors"), values
@@ -148,7 +148,8 @@ def _write_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None
     path.chmod(mode)
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

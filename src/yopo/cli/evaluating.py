@@ -95,7 +95,6 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
     import yopo
     from yopo import checkpoint
     from yopo.cli.saved import find, load_data, load_model
-    from yopo.evaluation.journal import file_digest
 
     config, weights = find(run, args.weights)
     threat = choose_threat(config, args.eps)
@@ -110,7 +109,7 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
         f"{config.method.name})",
         "data": f"{config.data.name} test set{drawn}",
         "weights": weights.name,
-        "file_sha256": file_digest(weights),
+        "file_sha256": checkpoint.file_digest(weights),
     }
     stem = run / "eval" if run.is_dir() else run.with_suffix(".eval")
     screen = Screen()

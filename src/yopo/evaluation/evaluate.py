@@ -76,10 +76,10 @@ def evaluate(
     device = next(model.parameters(), x).device
     classes = check_data(model, x, y, precision)
     warnings = suspicious(model, x, y, threat, chosen, precision, step) if checks else []
-    sha = weights_digest(model)
+    sha, images = weights_digest(model), digest(x, y)
     journal = None
     if state is not None:
-        identity = digest(sha, x, y, told(threat), seed, precision, batch, step)
+        identity = digest(sha, images, told(threat), seed, precision, batch, step)
         journal = Journal(Path(state), identity, examples)
         journal.meet(_answers(model, x, y, precision))
     outcomes = run(
@@ -102,7 +102,7 @@ def evaluate(
     facts: dict[str, Any] = {
         "data": "given by the caller",
         "images": len(x),
-        "images_sha256": digest(x, y),
+        "images_sha256": images,
         "threat": norm(threat),
         "eps": threat.eps,
         "settings": {attack.name: settings(attack, threat, step) for attack in chosen},

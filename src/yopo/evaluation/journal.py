@@ -97,12 +97,6 @@ def digest(*values: object) -> str:
     return sha.hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def told(threat: Threat) -> str:
     """The threat in words that no other has; by default Python names an object's address."""
     words = repr(threat)

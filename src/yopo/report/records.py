@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from yopo.checkpoint import file_digest
 from yopo.config import validate
 from yopo.evaluation.card import norm
-from yopo.evaluation.journal import file_digest
 from yopo.guard import learnt, nothing_learnt
 from yopo.reproduction import TIMED
 from yopo.run_folder import BEST, LAST
