@@ -2,11 +2,11 @@
 
 Usage: python -m benchmarks.adversary WEIGHTS [--images 256] [--root DATA]
 
-WEIGHTS is a run folder or a file of weights in one. All start at the same point of the ball and
-attack in eval mode. One line each: the KL between the predictions on clean and attacked images,
-which is what TRADES' adversary ascends; the accuracy under attack; and the share of images on which
-the network gets surer of what it said of the clean one. The last line ascends the cross-entropy
-instead, as PGD-10 does.
+WEIGHTS is a run folder or a file of weights in one. All attack in eval mode, from the same uniform
+point of the ball or, where it is said, from 0.001·N(0, 1) as the released code does. One line each:
+the KL between the predictions on clean and attacked images, which is what TRADES' adversary
+ascends; the accuracy under attack; and the share of images on which the network gets surer of what
+it said of the clean one. The last line ascends the cross-entropy instead, as PGD-10 does.
 """
 
 import argparse
@@ -60,9 +60,12 @@ def main() -> None:
         kl = consistency(logits).item()
         print(f"{name:34} {kl:8.4f} {100 * accuracy:8.1f} {100 * surer:8.1f}", flush=True)
 
-    def attacked(m: int, n: int, step: float, objective: Objective) -> Tensor:
+    def attacked(m: int, n: int, step: float, objective: Objective, near: bool = False) -> Tensor:
         threat, generator = yopo.Linf(eps, step / 255), torch.Generator(device).manual_seed(0)
         eta = threat.start(x, generator)
+        if near:
+            noise = torch.randn(x.shape, generator=generator, device=device)
+            eta = threat.project(0.001 * noise, x)
         for _ in range(m):
             eta = ascend(threat, x, eta, split.propagate(x + eta, objective, weights=None), n)
         return eta
@@ -74,6 +77,7 @@ def main() -> None:
         name = f"TRADES-{m}" if n == 1 else f"TRADES-YOPO-{m}-{n}"
         for step in steps:
             line(f"{name}, step {step:g}/255", attacked(m, n, step, consistency))
+        line(f"{name}, from 0.001·N(0, 1)", attacked(m, n, 2.0, consistency, near=True))
     line("PGD-10, step 2/255", attacked(10, 1, 2.0, lambda logits: F.cross_entropy(logits, y)))
 
 
