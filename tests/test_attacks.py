@@ -215,6 +215,11 @@ def test_attacks_check_their_input(batch: Batch) -> None:
             attack(convnet(), x, F.one_hot(y, 4).double(), THREATS[0])
         with pytest.raises(ValueError, match="labels from 0 to 3"):
             attack(convnet(), x, y + 1, THREATS[0])
+        flat = nn.Sequential(nn.Flatten(), nn.Linear(192, 1), nn.Flatten(0))
+        deep = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.Unflatten(1, (1, 4)))
+        for net, got in ((flat, r"\(6,\)"), (deep, r"\(6, 1, 4\)")):
+            with pytest.raises(ValueError, match=f"expected logits .* got {got}"):
+                attack(net, x, y, THREATS[0])
 
 
 class NanGradient(nn.Module):

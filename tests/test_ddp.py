@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import yopo
-from tests.conftest import Batch, convnet
+from tests.conftest import Batch, bn_convnet, convnet
 from tests.test_distributed import free_port
 
 THREAT = yopo.Linf(0.1)
@@ -56,6 +57,16 @@ def gradients(method: yopo.Method, x: Tensor, y: Tensor) -> list[Tensor]:
     return [p.grad.clone() for p in method.model.parameters() if p.grad is not None]
 
 
+def accumulated(net: nn.Module, method: yopo.Method, x: Tensor, y: Tensor) -> list[Tensor]:
+    """Two batches again, the first without an exchange."""
+    start = 0.1 * torch.sin(1000 * x)
+    wait = net.no_sync() if isinstance(net, DistributedDataParallel) else nullcontext()
+    with wait:
+        method.backward(x, y, start)
+    method.backward(x.flip(3), y, start)
+    return [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+
 def stepped(net: nn.Module, x: Tensor, y: Tensor, say: Callable[[str], None]) -> list[Tensor]:
     """The weights after steps of the engine; from zero, since it draws its own starts."""
     method = yopo.Natural(net)
@@ -78,6 +89,10 @@ def work(rank: int, port: int, out: str) -> None:
             torch.manual_seed(0)
             net: nn.Module = DistributedDataParallel(convnet(), **options)
             found[f"{kind} {name}"] = gradients(make(net), x, y)
+            if kind != "static":
+                net = DistributedDataParallel(net.module, **options)
+                net.zero_grad()
+                found[f"{kind} {name} accumulated"] = accumulated(net, make(net), x, y)
             torch.manual_seed(0)
             net = nn.Sequential(DistributedDataParallel(convnet(), **options))
             try:
@@ -89,6 +104,9 @@ def work(rank: int, port: int, out: str) -> None:
     net = nn.Sequential(nn.Identity(), DistributedDataParallel(convnet()))
     found["engine"] = stepped(net, x, y, said.append)
     found["said"] = said
+    net = DistributedDataParallel(bn_convnet())
+    if rank == 0:  # alone: the other does not answer
+        found["robust"] = yopo.evaluate(net, (x, y), THREAT, ["clean", "pgd-3"]).accuracy
     try:
         yopo.PMP(net, THREAT)
     except ValueError as error:
@@ -131,6 +149,22 @@ def test_gradients_are_those_of_one_process(
             assert "let it be the outermost module" in inside
         else:
             torch.testing.assert_close(inside, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["default", "views"])
+@pytest.mark.parametrize("name", METHODS)
+def test_what_no_sync_left_is_exchanged_too(
+    kind: str, name: str, found: list[dict[str, Any]]
+) -> None:
+    torch.manual_seed(0)
+    net = convnet()
+    want = accumulated(net, METHODS[name](net), *data())
+    for each in found:
+        torch.testing.assert_close(each[f"{kind} {name} accumulated"], want, rtol=1e-10, atol=1e-10)
+
+
+def test_one_process_evaluates_alone(found: list[dict[str, Any]]) -> None:
+    assert set(found[0]["robust"]) == {"clean", "pgd-3"}
 
 
 def test_the_engine_leaves_the_exchange_to_it(found: list[dict[str, Any]]) -> None:

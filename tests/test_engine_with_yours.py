@@ -121,6 +121,20 @@ def test_the_inner_loop_leaves_spectral_norm_where_it_was(batch: Batch) -> None:
     equal(net, twin)
 
 
+def test_a_network_that_was_compiled_before(batch: Batch) -> None:
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        return YOPO(net, THREAT, m=2, n=2, first_layer="1")
+
+    net = convnet(nn.Tanh)
+    twin = copy.deepcopy(net)
+    plain(net, make, [batch] * 2)
+    compiled: Any = torch.compile(twin)
+    engine, said = fast(compiled, make, [batch] * 2)
+    assert engine.compiled
+    assert said == []
+    equal(net, twin)
+
+
 def test_frozen_statistics_stay_frozen(batch: Batch) -> None:
     net = bn_convnet()
     norm = next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d))

@@ -432,6 +432,33 @@ def test_the_threat_can_be_changed_between_batches(name: str, batch: Batch) -> N
     assert method.backward(*batch).eta.abs().max() <= largest
 
 
+class Remembers(nn.Module):
+    """Keeps a number of its last pass, as layers with a balancing loss do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet(nn.Tanh)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        self.aux = logits.square().mean()
+        return logits
+
+
+@pytest.mark.parametrize("kind", [TRADES, TRADESYOPO])
+def test_trades_loss_reads_what_the_clean_pass_left(kind: Any, batch: Batch) -> None:
+    x, y = batch
+    model = Remembers()
+    method = kind(model, THREAT, beta=2.0, loss=lambda z, t: F.cross_entropy(z, t) + model.aux)
+    eta = method.backward(x, y).eta
+    found = grads(model)
+    model.zero_grad()
+    clean, moved = model.net(x), model.net(x + eta)
+    kl = F.kl_div(moved.log_softmax(1), clean.log_softmax(1), log_target=True, reduction="sum")
+    (F.cross_entropy(clean, y) + clean.square().mean() + 2 * kl / len(x)).backward()
+    assert_same(found, grads(model))
+
+
 def test_a_model_that_returns_more_than_logits_in_training_is_refused(batch: Batch) -> None:
     class Auxiliary(nn.Module):
         def __init__(self) -> None:

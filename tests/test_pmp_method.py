@@ -225,6 +225,16 @@ def test_theta_0_is_the_mean_over_the_perturbations_after_the_argmin(batch: Batc
 # ---------------------------------------------------------------- YOPO as a special case
 
 
+def moving_weights() -> nn.Sequential:
+    """Its first convolution has other weights after each pass: spectral_norm's iteration."""
+    net = convnet(nn.Tanh)
+    net[0] = nn.utils.spectral_norm(net[0])
+    with torch.no_grad():  # far from where the iteration ends
+        for p in net[0].parameters():
+            p.add_(torch.randn_like(p))
+    return net
+
+
 @threats
 @pytest.mark.parametrize("at", ["after", "before"])
 @pytest.mark.parametrize(
@@ -237,6 +247,11 @@ def test_theta_0_is_the_mean_over_the_perturbations_after_the_argmin(batch: Batc
         (lambda: preactresnet18(4, width=4), "conv1"),
         (lambda: preactresnet18(4, width=4), "layer1"),
         (NormalisesInForward, None),
+        pytest.param(
+            lambda: moving_weights(),
+            "1",
+            marks=pytest.mark.filterwarnings("ignore:.*spectral_norm"),
+        ),
     ],
 )
 def test_with_gradients_for_both_players_it_is_yopo(
@@ -346,6 +361,24 @@ def test_what_cannot_be_done_is_said_at_the_first_batch(
     with pytest.raises(ValueError, match=message):
         PMP(model, threat, **options).backward(*batch)
     assert not grads(model)
+
+
+class Spectrum(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.fft2(x)  # type: ignore[no-any-return]
+
+
+class Size(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+
+def test_complex_states_are_refused_in_words(batch: Batch) -> None:
+    x, _ = batch
+    model = nn.Sequential(Spectrum(), Size(), nn.Flatten(), nn.Linear(x[0].numel(), 4))
+    with pytest.raises(ValueError, match="complex ones after '0'"):
+        PMP(model, LINF, layers=["0"]).backward(*batch)
+    PMP(model, LINF, adversary="gradient", layers=["1"]).backward(*batch)
 
 
 def test_a_regulariser_of_the_image_moves_the_adversary(batch: Batch) -> None:

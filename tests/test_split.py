@@ -270,6 +270,26 @@ def test_inner_steps_have_the_weights_of_the_propagation(norm: Any, batch: Batch
             torch.testing.assert_close(at.f0.pull_back(at.p, x), at.grad)
 
 
+class Renorm(nn.BatchNorm2d):
+    """Reads its running mean in training too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.running_mean is not None
+        before = self.running_mean.clone()
+        return super().forward(x) * before.exp()[:, None, None]
+
+
+def test_inner_steps_have_the_statistics_of_the_propagation(batch: Batch) -> None:
+    x, y = batch
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), Renorm(5), nn.Tanh(), nn.Flatten(), nn.LazyLinear(4))
+    model(x)
+    at = Split(model, "2").propagate(x, lambda z: F.cross_entropy(z, y), weights=1.0)
+    assert at.f0 is not None
+    assert at.p is not None
+    for _ in range(3):
+        torch.testing.assert_close(at.f0.pull_back(at.p, x), at.grad)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo in torch 2.11
 def test_compiled_models_are_cut_in_the_original(batch: Batch) -> None:
     x, y = batch

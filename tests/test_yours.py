@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 import yopo
-from tests.conftest import Batch, assert_same, convnet, grads
+from tests.conftest import Batch, assert_same, bn_convnet, convnet, grads
 from tests.runs import Silent, tiny_config, tiny_data
 from tests.test_split import small_resnet
 from yopo import (
@@ -322,7 +322,34 @@ def test_ema_follows_a_network_that_was_moved() -> None:
     assert_same(dict(ema.model.state_dict()), dict(net.state_dict()), tol=1e-9)
 
 
+@pytest.mark.parametrize("weight", [0.5, torch.tensor(0.5)])
+def test_ema_averages_what_has_an_average_and_copies_the_rest(weight: Any) -> None:
+    net: Any = bn_convnet()
+    net.register_parameter("spectrum", nn.Parameter(torch.randn(3, dtype=torch.complex128)))
+    net.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    net.register_buffer("count", torch.tensor(0))
+    norm = next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d))
+    ema, began = EMA(net, 0.5), copy.deepcopy(net)
+    with torch.no_grad():
+        for t in (*net.parameters(), norm.running_mean, net.count):
+            t.add_(1)
+        net.mask[0] = 3.0
+    ema.move(weight)
+    average, before = dict(ema.model.state_dict()), dict(began.state_dict())
+    for key, value in net.state_dict().items():
+        if key in ("mask", "count"):
+            assert torch.equal(average[key], value)
+        elif "num_batches" not in key:
+            torch.testing.assert_close(average[key], (before[key] + value) / 2)
+
+
 # ---------------------------------------------------------------- the engine
+
+
+def test_the_engine_wants_the_optimizer_that_free_steps() -> None:
+    net = convnet()
+    with pytest.raises(ValueError, match="the optimizer that Free was given"):
+        Engine(Free(net, Linf(0.1), optimizer=sgd(net)), sgd(net))
 
 
 def test_the_engine_wants_the_method_it_was_made_for(batch: Batch) -> None:

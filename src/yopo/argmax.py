@@ -141,5 +141,5 @@ def moved(dynamics: Dynamics, at: Trajectory, x: Tensor) -> Trajectory:
             h = (at.p[1] * out).sum() - dynamics.r(0, x)
             return out.detach(), dynamics.ascent(0, [h], [torch.ones_like(h)])[1]
 
-    out, ascent = untouched(dynamics.layers.model, work)
+    out, ascent = untouched(dynamics.layers.model, work, at.buffers)
     return replace(at, x=[x, out, *at.x[2:]], ascent=[ascent, *at.ascent[1:]])

@@ -47,7 +47,7 @@ def linear_argmin(threat: Threat, p: Tensor, x: Tensor) -> Tensor:
 class FirstLayer:
     """H_0 as a function of eta, the co-state p_1 frozen at one propagation.
 
-    f_0 is evaluated as it ran there: same dropout masks, and no running statistic is moved.
+    f_0 is evaluated as it ran there: same dropout masks and buffers, no running statistic moved.
     """
 
     dynamics: Dynamics
@@ -64,8 +64,14 @@ class FirstLayer:
 
     def hamiltonian(self, eta: Tensor) -> Tensor:
         """Σ_i H_0(x_i + eta_i, p_1, θ_0)."""
-        with forked_rng(self.x, self.at.rng[0]):
-            return self.dynamics.hamiltonian(0, self.x + eta, self.at.p[1])
+
+        def work() -> Tensor:
+            with forked_rng(self.x, self.at.rng[0]):
+                return self.dynamics.hamiltonian(0, self.x + eta, self.at.p[1])
+
+        # Each time with the same buffers, where they move.
+        model, buffers = self.dynamics.layers.model, self.at.buffers
+        return untouched(model, work, buffers) if buffers else work()
 
     def gradient(self, eta: Tensor) -> Tensor:
         """∇_eta H_0; at the propagation's own eta this is p_0."""

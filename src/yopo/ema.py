@@ -4,13 +4,14 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 
 class EMA:
     """`model` is a copy of the network that follows it slowly.
 
     The decay grows to its full value over the first steps, so that the initial weights are soon
-    forgotten. Averaged buffers are the copy's own BatchNorm statistics.
+    forgotten. BatchNorm's statistics are averaged too; other buffers are those of the network.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -26,7 +27,10 @@ class EMA:
 
     def pair(self) -> None:
         """Look for the network's tensors anew: model.to(...) gives it others."""
-        self._pairs = list(zip(_floats(self.model), _floats(self._of), strict=True))
+        averages, copies = _tensors(self.model)
+        values, others = _tensors(self._of)
+        self._pairs = list(zip(averages, values, strict=True))
+        self._copied = list(zip(copies, others, strict=True))
 
     def weight(self, step: int) -> float:
         """How far the average moves: 1 - decay."""
@@ -42,8 +46,14 @@ class EMA:
             torch._foreach_add_(averages, way)
         else:
             torch._foreach_lerp_(averages, values, weight)
+        for copied, other in self._copied:
+            copied.copy_(other)
 
 
-def _floats(model: nn.Module) -> list[Tensor]:
-    tensors = [*model.parameters(), *model.buffers()]
-    return [t.detach() for t in tensors if t.is_floating_point()]
+def _tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """What is averaged, and what is copied: a mask of -inf has no average."""
+    norms = (m for m in model.modules() if isinstance(m, _NormBase))
+    statistics = {id(b) for m in norms for b in m.buffers(recurse=False)}
+    averaged = [*model.parameters(), *(b for b in model.buffers() if id(b) in statistics)]
+    averaged = [t.detach() for t in averaged if t.is_floating_point() or t.is_complex()]
+    return averaged, [b for b in model.buffers() if id(b) not in statistics]

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from yopo.checks import check_choice, check_optimizer
 from yopo.compiled import Compiled, CompiledSplit, inductor_options
 from yopo.ema import EMA
-from yopo.frozen import eval_mode, forked_rng, parallel
+from yopo.frozen import eval_mode, forked_rng, parallel, uncompiled
 from yopo.layers import in_a_row
 from yopo.methods.base import AdversarialMethod, Method, Step, plain
 from yopo.methods.free import Free
@@ -62,6 +62,8 @@ class Engine:
         self.precision, self.compile = precision, compile
         self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
         check_optimizer(optimizer, method.model)
+        if isinstance(method, Free) and method.optimizer is not optimizer:
+            raise ValueError("expected the optimizer that Free was given, got another one")
         self.device = self.parameters[0].device
         self.capture = capture and self.device.type == "cuda"
         self._cast = precision == "bf16" and self.device.type == "cuda"  # where it pays
@@ -339,7 +341,7 @@ class Engine:
 
     def _compiled(self, x: Tensor) -> Method:
         """The method on the compiled network; where f0 is a function of its own, on two parts."""
-        model, method = self.method.model, self.method
+        model, method = uncompiled(self.method.model), self.method
         if isinstance(method, PMP):
             raise ValueError("PMP runs the network layer by layer, not as a whole")
         if not isinstance(method, YOPO | TRADESYOPO):

@@ -1,7 +1,7 @@
 """Run the user's model without leaving a trace: no weight gradients, no moved statistics."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import TypeVar
@@ -31,7 +31,7 @@ class Frozen:
             model = model.module
         self._around = _Around(model)
         self._state = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-        self._state |= {f"model.{name}": b.clone() for name, b in model.named_buffers()}
+        self._state |= _copies(dict(model.named_buffers()))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Forward alone."""
@@ -52,22 +52,37 @@ class Frozen:
 
     @cached_property
     def _moving(self) -> list[str]:
-        """Buffers that a pass may change for the next, such as spectral_norm's.
-
-        Not BatchNorm's: while it writes its statistics it does not read them.
-        """
-        modules = self._around.named_modules()
-        owners = ((path, m) for path, m in modules if not isinstance(m, _NormBase))
-        names = (f"{path}.{n}" for path, m in owners for n, _ in m.named_buffers(recurse=False))
-        return [name for name in names if name in self._state]  # one name for a shared buffer
+        return [f"model.{name}" for name in moving(self._around.model)]
 
 
-def untouched(model: nn.Module, work: Callable[[], T]) -> T:
-    """Do `work` with copies of the model's buffers, so that BatchNorm's statistics stay."""
-    buffers = {f"model.{name}": b.clone() for name, b in model.named_buffers()}
+def moving(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that a pass may change for the next, such as spectral_norm's.
+
+    Not those of torch's BatchNorm: while it writes its statistics it does not read them.
+    """
+    names: set[str] = set()
+    for path, module in model.named_modules():
+        if not (isinstance(module, _NormBase) and type(module).__module__.startswith("torch.nn.")):
+            prefix = f"{path}." if path else ""
+            names |= {prefix + name for name, _ in module.named_buffers(recurse=False)}
+    return {name: b for name, b in model.named_buffers() if name in names}  # a shared one once
+
+
+def untouched(
+    model: nn.Module, work: Callable[[], T], buffers: Mapping[str, Tensor] | None = None
+) -> T:
+    """Do `work` with copies of the model's buffers, so that BatchNorm's statistics stay.
+
+    buffers: what to copy instead of the model's own of these names.
+    """
+    state = _copies(dict(model.named_buffers()) | dict(buffers or {}))
     with uncached():
-        result: T = functional_call(_Around(model), buffers, (lambda _: work(),))
+        result: T = functional_call(_Around(model), state, (lambda _: work(),))
     return result
+
+
+def _copies(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"model.{name}": b.clone() for name, b in buffers.items()}
 
 
 class _Around(nn.Module):
@@ -131,10 +146,12 @@ def all_or_nothing(model: nn.Module) -> Iterator[None]:
     """Add the gradients found in the block to .grad if it succeeds; leave .grad alone if not."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     before = [p.grad for p in parameters]
-    if any(m.gradient_as_bucket_view for m in parallel(model)):  # passes will write into these
+    exchanged = bool(parallel(model))
+    if exchanged:  # what no_sync() left in .grad is exchanged with what is found, so it stays there
         before = [None if grad is None else grad.clone() for grad in before]
-    for p in parameters:
-        p.grad = None
+    else:
+        for p in parameters:
+            p.grad = None
     try:
         yield
     except BaseException:
@@ -142,7 +159,7 @@ def all_or_nothing(model: nn.Module) -> Iterator[None]:
             p.grad = grad
         raise
     for p, grad in zip(parameters, before, strict=True):
-        if grad is not None:
+        if grad is not None and not exchanged:
             p.grad = grad if p.grad is None else grad.add_(p.grad)
 
 

@@ -6,13 +6,13 @@ Here the paper's sign: p_t = −∂J/∂x_t. The weights maximise H_t, the adver
 methods of section 2.2 (yopo.YOPO and its kin) write +∂loss/∂f0 and ascend instead.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from yopo.frozen import RngState, made_of, untouched
+from yopo.frozen import RngState, made_of, moving, untouched
 from yopo.layers import Layers, Row, Theta, layers_of, refuse_sharing
 from yopo.losses import Loss
 from yopo.propagation import scalar
@@ -42,6 +42,7 @@ class Trajectory:
     ascent: list[list[Tensor | None]]  # ∇θ_t Σ_i H_t for every parameter; empty if not asked for
     payoff: Tensor  # (), J
     rng: list[RngState]  # where each layer's random numbers began
+    buffers: Mapping[str, Tensor]  # those that move from pass to pass, as they were before this one
 
 
 class Dynamics:
@@ -105,7 +106,13 @@ class Dynamics:
 
     @torch.enable_grad()
     def _propagate(self, x: Tensor, y: Tensor, loss: Loss, weights: bool) -> Trajectory:
+        buffers = {name: b.clone() for name, b in moving(self.layers.model).items()}
         pieces = self.layers.pieces(x)
+        for name, piece in zip(self.layers.names, pieces, strict=True):
+            if piece.out.is_complex():
+                raise ValueError(
+                    f"expected real states, got complex ones after {name!r}; cut later"
+                )
         end = pieces[-1].out.detach().requires_grad_()  # x_T
         if not self._separable:
             check_separable(loss, end.detach(), y)
@@ -124,7 +131,8 @@ class Dynamics:
             p.insert(0, torch.zeros_like(piece.x) if p_t is None else p_t)
             ascent.insert(0, found)
         states = [*(piece.x.detach() for piece in pieces), end.detach()]
-        return Trajectory(states, p, ascent, payoff.detach(), [piece.rng for piece in pieces])
+        rng = [piece.rng for piece in pieces]
+        return Trajectory(states, p, ascent, payoff.detach(), rng, buffers)
 
     def ascent(
         self,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from yopo.checks import check_targets
 from yopo.frozen import Network
-from yopo.propagation import tensor
+from yopo.propagation import no_logits, tensor
 
 GRAIN = 32  # images: a GPU's libraries choose kernels anew, at length, for every size of a batch
 PerSample = Callable[[Tensor, Tensor], Tensor]  # logits (B, C), labels (B,) -> (B,)
@@ -27,6 +27,8 @@ class Strongest:
         self._eta = torch.zeros_like(x)
         with torch.no_grad():
             logits = tensor(f(x.clone())) if clean is None else clean
+            if logits.dim() != 2:
+                raise ValueError(no_logits(logits))
             check_targets(y, x, logits.shape[1])
             self.wrong = logits.argmax(1) != y  # (B,)
             self._value = loss(logits, y)

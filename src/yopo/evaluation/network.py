@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from yopo.propagation import ATTACK_ONLY, FORWARD
 
@@ -28,6 +29,8 @@ class Network(nn.Module):
         compile: bool = False,
     ) -> None:
         super().__init__()
+        if isinstance(model, DistributedDataParallel):  # processes take different numbers of passes
+            model = model.module
         self.precision, self.device = precision, device
         self.model: Any = torch.compile(model) if compile else model
         self.compiled = compile

@@ -74,8 +74,10 @@ def trades_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Add ∇θ [loss(f(x), y) + beta·𝓛(f(x), f(x + eta))] to .grad; return it and f(x + eta)."""
     with torch.enable_grad():
-        clean, logits = tensor(model(x.clone())), tensor(model(x + eta))
-        total = scalar(loss(clean, y)) + beta * consistency(logits, clean)
+        clean = tensor(model(x.clone()))
+        natural = scalar(loss(clean, y))  # now: it may read what the model kept of this pass
+        logits = tensor(model(x + eta))
+        total = natural + beta * consistency(logits, clean)
         differentiate(model, total)
     return total.detach(), logits.detach()
 
