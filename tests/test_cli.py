@@ -169,6 +169,10 @@ def test_compare_gives_one_table(
         assert name in table
         config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
         assert (config["seed"], config["batch"]) == (0, 20)
+    again = ("--resume", "--checkpoint.minutes", "5")
+    assert yopo(monkeypatch, "compare", "demo", *words, *TINY[:-6], *again) == 0
+    assert yopo(monkeypatch, "compare", "demo", *words, *TINY[:-6], *again, "--seed", "1") == 2
+    assert "another configuration (seed)" in capsys.readouterr().err
     assert yopo(monkeypatch, "compare", "demo", "--methods", "pdg-3", "--out", tmp_path) == 2
     assert "did you mean pgd?" in capsys.readouterr().err
 
@@ -261,6 +265,40 @@ def test_help_has_examples(
     assert not command or "examples:\n  yopo" in shown
 
 
+def test_a_terminal_without_our_characters() -> None:
+    code = "from yopo.cli import main; main()"
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1", "COLUMNS": "200"}
+    for words in (["train", "--help"], ["train", "--settings"]):
+        command = [sys.executable, "-c", code, *words]
+        shown = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+        assert b"--out" in shown or b"--threat.eps" in shown
+        assert b"?" in shown
+
+
+def test_a_full_disk_at_the_end_costs_no_result(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
+    for function, file in (("save_weights", "model-last.safetensors"), ("write_text", "result")):
+        real = getattr(checkpoint, function)
+
+        def full(path: Path, *args: object, real: object = real, file: str = file) -> None:
+            if path.name.startswith(file):
+                raise OSError(28, "No space left on device")
+            real(path, *args)  # type: ignore[operator]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, function, full)
+            assert yopo(monkeypatch, *words, "--resume") == 2
+        shown = capsys.readouterr()
+        assert f"could not write {file}" in shown.out
+        assert "test accuracy" in shown.out
+        assert "make room, then: yopo train demo" in shown.err
+        assert not (tmp_path / "run" / "result.json").exists()
+    assert yopo(monkeypatch, *words, "--resume") == 0
+    assert (tmp_path / "run" / "result.json").exists()
+
+
 def test_own_model_and_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,6 +341,14 @@ def test_own_model_and_own_folder(
     words[own] = "my_net:wrong"
     with pytest.raises(TypeError, match="NoneType"):  # with its own traceback
         yopo(monkeypatch, "train", "demo", "--out", "wrong", *words)
+    (tmp_path / "my_net.py").write_text(
+        "from torch import nn\ndef small():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(10, 2))\n"
+    )
+    sys.modules.pop("my_net")
+    words[own] = "my_net:small"
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # where, it says too
+        yopo(monkeypatch, "train", "demo", "--out", "small", *words)
     words[own - 1 : own + 1] = []
     words[words.index("--data.size") : words.index("--data.size") + 2] = []
     assert yopo(monkeypatch, "train", "demo", "--out", "uneven", *words) == 2

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,37 @@ def test_eval_agrees_with_what_the_training_measured(
         assert yopo(monkeypatch, "eval", out, "--weights", which) == 0
         tree = json.loads((out / "eval.json").read_text())
         assert tree["accuracy"]["clean"] == measured[which]["clean"]
+
+
+def test_what_cannot_be_kept_is_known_first_or_shown_at_least(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    words = ("eval", run, "--attacks", "pgd-1", "--samples", "20")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_text", full)
+        assert yopo(monkeypatch, *words) == 2
+    shown = capsys.readouterr()
+    assert "worst case" in shown.out
+    assert "No space left" in shown.err
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    for command in (words, ("diagnose", run)):
+        assert yopo(monkeypatch, *command) == 2
+        shown = capsys.readouterr()
+        assert f"cannot write into {run} (No space left on device)" in shown.err
+        assert not shown.out
+
+
+@pytest.mark.parametrize("text", [b"a: b: c", b"", b"\xff"])
+def test_broken_settings_are_named(
+    text: bytes, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "config.yaml").write_bytes(text)
+    for command in ("eval", "diagnose"):
+        assert yopo(monkeypatch, command, run) == 2
+        assert str(run / "config.yaml") in capsys.readouterr().err
 
 
 def test_several_runs_at_once_all_checked_first(

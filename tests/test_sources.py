@@ -239,6 +239,7 @@ def zeros(*shape: int) -> NDArray[np.uint8]:
         ({"x_train": zeros(1, 2, 2)}, "got x_train; add y_train, x_test, y_test"),
         (own(x_train=np.zeros((4, 5, 6, 3))), r"x_train as uint8 .*got float64; .*\(x \* 255\)"),
         (own(x_test=np.zeros((2, 5, 6, 3), np.int32)), "x_test as uint8 .*got int32"),
+        (own(x_test=np.zeros((2, 5, 6, 3), bool)), r"got bool; .*astype\('uint8'\) \* 255"),
         (own(y_train=np.arange(3)), r"y_train with one label for each of 4 images.*\(3,\)"),
         (own(y_test=np.array([0, -1])), "labels from 0 up in y_test, got -1"),
         (own(y_test=np.array([0.0, 1.0])), r"whole numbers, got float64; use y\.astype"),
@@ -327,11 +328,12 @@ def test_folder_size_resizes_the_shorter_side_and_keeps_the_centre(tmp_path: Pat
     assert load("folder", root=tmp_path, size=24).x_test.shape == (1, 3, 24, 24)
 
 
-def test_pictures_of_16_bits_are_scaled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["png", "pgm"])
+def test_pictures_of_16_bits_are_scaled(end: str, tmp_path: Path) -> None:
     grey = np.array([[0, 257, 300], [32768, 65535, 128 * 257]], np.uint16)
     for split in ("train", "test"):
         (tmp_path / split / "a").mkdir(parents=True)
-        Image.fromarray(grey).save(tmp_path / split / "a" / "0.png")
+        Image.fromarray(grey).save(tmp_path / split / "a" / f"0.{end}")
     x = load("folder", root=tmp_path).x_train
     assert x[0, 0].tolist() == [[0, 1, 1], [128, 255, 128]]
     Image.fromarray(grey.astype(np.float32)).save(tmp_path / "train" / "a" / "1.tiff")

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import random
+import resource
 import types
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,6 +34,7 @@ from yopo.evaluation.journal import weights_digest
 from yopo.guard import Health, collapse, learnt
 from yopo.measure import commonest
 from yopo.progress import StopRequested
+from yopo.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -555,6 +557,27 @@ def test_metrics_that_could_not_be_written_come_with_the_next_line(
     monkeypatch.setattr(Path, "open", refuse_once)
     trainer.run()
     assert [line["epoch"] for line in lines(tmp_path)] == [1, 2, 3]
+
+
+def add_beyond_the_limit(folder: str) -> None:
+    """In this process files of more than 100 bytes are cut off there, as by a full disk."""
+    files = RunFolder(Path(folder), Silent(), writes=True)
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, most))
+    for epoch in range(1, 11):
+        files.add({"epoch": epoch, "loss": 0.25})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    files.add({"epoch": 11, "loss": 0.25})
+
+
+def test_no_half_line_is_left_by_a_disk_that_was_full(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("forkserver").Process(
+        target=add_beyond_the_limit, args=(str(tmp_path),)
+    )
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert [line["epoch"] for line in lines(tmp_path)] == [*range(1, 12)]
 
 
 @pytest.mark.parametrize("action", ["stop", "ignore"])

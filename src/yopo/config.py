@@ -37,9 +37,18 @@ def _options(value: object) -> object:
     if not isinstance(value, Mapping):
         raise ValueError("expected one by one, as --model.options.width 16")
     try:
-        return {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in value.items()}
+        return {k: _value(v) if isinstance(v, str) else v for k, v in value.items()}
     except yaml.YAMLError:
         raise ValueError("options should be values as in YAML") from None
+
+
+def _value(word: str) -> object:
+    """As YAML, which takes 1e-3 for a word, and as Python."""
+    value = yaml.safe_load(word)
+    try:
+        return float(word) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
@@ -293,6 +302,26 @@ class Config(_Strict):
     def tree(self) -> Tree:
         """The configuration as plain nested values, for YAML and JSON."""
         return self.model_dump(mode="json")
+
+
+def what_counts(config: Config) -> Tree:
+    """What must be the same for a run to go on; where data lies and when to save may differ."""
+    tree = config.tree()
+    for key in ("checkpoint", "diagnose", "notes", "engine"):
+        tree.pop(key)
+    for key in ("root", "path", "resident"):
+        tree["data"].pop(key)
+    return tree
+
+
+def refuse_another(where: Path, there: Tree, mine: Tree) -> None:
+    """Name the settings in which the run `there` differs from mine."""
+    had, have = flat(there), flat(mine)
+    if other := [key for key in {**have, **had} if had.get(key) != have.get(key)]:
+        raise ValueError(
+            f"{where} holds a run of another configuration ({', '.join(other)}); give "
+            "another --out, or the settings in its config.yaml"
+        )
 
 
 # ---------------------------------------------------------------- putting values over others

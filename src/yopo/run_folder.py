@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +43,15 @@ class RunFolder:
         }
         self._unwritten.append(json.dumps(finite) + "\n")
         if self.writes:
+            file = self.path / "metrics.jsonl"
+            size = file.stat().st_size if file.exists() else 0
             try:
-                with (self.path / "metrics.jsonl").open("a") as file:
-                    file.write("".join(self._unwritten))
+                with file.open("a") as lines:
+                    lines.write("".join(self._unwritten))
             except OSError as error:
                 self.watch.say(f"could not write metrics.jsonl ({error})")
+                with suppress(OSError):
+                    os.truncate(file, size)  # half a line may be there
                 return
         self._unwritten.clear()
 
@@ -77,4 +83,7 @@ class RunFolder:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write what the test set showed."""
-        checkpoint.write_text(self.path / "result.json", json.dumps(result, indent=1) + "\n")
+        try:
+            checkpoint.write_text(self.path / "result.json", json.dumps(result, indent=1) + "\n")
+        except OSError as error:
+            self.watch.say(f"could not write result.json ({error})")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import yopo
 from yopo import checkpoint, distributed
 from yopo.build import build_method, build_model, build_optimizer, build_threat
-from yopo.config import Config, Tree, flat, validate
+from yopo.config import Config, Tree, refuse_another, validate, what_counts
 from yopo.data.loader import Augment, Loader
 from yopo.data.sources import Arrays
 from yopo.ema import EMA
@@ -349,19 +349,16 @@ class Trainer:
         result: dict[str, Any] = {}
         digests: dict[str, str] = {}
         began = time.perf_counter()
-        self._write_weights(LAST)
+        written = self._write_weights(LAST)
         if self.rank == 0:
-            last = {k: v.clone() for k, v in self.follower.state_dict().items()}
-            steps = self.config.evaluate.steps
-            for name, file in (("last", LAST), ("best", BEST)):
-                if name == "best" and self.progress.best_epoch == self.config.epochs:
-                    result[name], digests[name] = result["last"], digests["last"]  # the same
-                elif (self.out / file).exists():
-                    self.follower.load_state_dict(checkpoint.load_weights(self.out / file))
-                    clean, robust = accuracies(self.follower, *self._test, self.config)
-                    result[name] = {"clean": clean, f"pgd-{steps}": robust}
-                    digests[name] = weights_digest(self.follower)
-            self.follower.load_state_dict(last)
+            result["last"], digests["last"] = self._measure()
+            if self.progress.best_epoch == self.config.epochs:
+                result["best"], digests["best"] = result["last"], digests["last"]  # the same
+            elif (self.out / BEST).exists():
+                last = {k: v.clone() for k, v in self.follower.state_dict().items()}
+                self.follower.load_state_dict(checkpoint.load_weights(self.out / BEST))
+                result["best"], digests["best"] = self._measure()
+                self.follower.load_state_dict(last)
             result |= {
                 "best_epoch": self.progress.best_epoch,
                 "train_seconds": self.progress.train_seconds,
@@ -380,10 +377,17 @@ class Trainer:
             best = result.get("best", result["last"])["clean"]
             if not learnt(best, result["chance"], result["test_images"]):
                 self.watch.say(nothing_learnt(best, result["chance"]))
-            self.files.finish(result)
+            if written:  # else the run is not finished, and can be resumed
+                self.files.finish(result)
         if dist.is_initialized():
             dist.barrier()
         return result
+
+    def _measure(self) -> tuple[dict[str, float], str]:
+        """The followed network on the test set, and its weights' digest."""
+        clean, robust = accuracies(self.follower, *self._test, self.config)
+        found = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
+        return found, weights_digest(self.follower)
 
     # ------------------------------------------------------------ saving
 
@@ -430,13 +434,7 @@ class Trainer:
         return True
 
     def _restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        there, mine = flat(_filled(values["config"])), flat(self._identity())
-        if other := [key for key in {**mine, **there} if there.get(key) != mine.get(key)]:
-            raise ValueError(
-                f"{self.out} holds a run of another configuration ({', '.join(other)}); give "
-                "another --out, or the settings in its config.yaml"
-            )
-
+        refuse_another(self.out, _filled(values["config"]), self._identity())
         self.snapshot.put_back(tensors, self.rank, self.world)
         known = {f.name for f in fields(Progress)}
         self.progress = Progress(**{k: v for k, v in values["progress"].items() if k in known})
@@ -446,8 +444,7 @@ class Trainer:
             self.progress.loss_sum = self.progress.right = self.progress.seen = 0.0
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a run to go on; where data lies and when to save may differ."""
-        return _what_counts(self.config) | {"training data": self._data_digest}
+        return what_counts(self.config) | {"training data": self._data_digest}
 
     def _write_weights(self, name: str) -> bool:
         """Write the followed network's weights; say whether that worked."""
@@ -467,19 +464,10 @@ class Trainer:
             torch.cuda.synchronize(self.device)
 
 
-def _what_counts(config: Config) -> Tree:
-    tree = config.tree()
-    for key in ("checkpoint", "diagnose", "notes", "engine"):
-        tree.pop(key)
-    for key in ("root", "path", "resident"):
-        tree["data"].pop(key)
-    return tree
-
-
 def _filled(identity: Tree) -> Tree:
     """With the defaults of settings that an older version did not have."""
     config = {key: value for key, value in identity.items() if key != "training data"}
     try:
-        return _what_counts(validate(config)) | {"training data": identity["training data"]}
+        return what_counts(validate(config)) | {"training data": identity["training data"]}
     except (ValueError, KeyError):  # of another version
         return identity

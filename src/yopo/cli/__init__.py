@@ -1,7 +1,9 @@
 """The command line: `yopo train`, `compare`, `eval`, `report`, `diagnose`, `bench` and more."""
 
 import argparse
+import io
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -36,6 +38,9 @@ Command = tuple[
 
 def main() -> None:
     """Entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that has no ∞ gets a ?
+            stream.reconfigure(errors="replace")
     parser = argparse.ArgumentParser(
         prog="yopo",
         description="Fast adversarial training: train robust networks and compare methods.",
@@ -57,10 +62,18 @@ def main() -> None:
         if dist.is_available() and dist.is_initialized():  # by torchrun
             dist.destroy_process_group()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
+        if not isinstance(error, OSError) and not _is_ours(error):
+            raise
         _fail(str(error))
     except KeyboardInterrupt:
         print("interrupted; what was saved is kept", file=sys.stderr)
         sys.exit(130)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether it was raised here, with a sentence, and not in a user's model or in torch."""
+    raised = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1]
+    return Path(raised).is_relative_to(Path(__file__).parents[1])
 
 
 def run_recipes(_args: argparse.Namespace, rest: list[str]) -> None:

@@ -105,6 +105,7 @@ def _table(found: dict[str, Any], *, narrow: bool = False) -> Table:
             del columns[name]
     for name in columns:
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    table.columns[0].min_width = max(len(row["method"]) for row in found["rows"])
     for row in found["rows"]:
         table.add_row(*(show(row) for show in columns.values()))
     return table

@@ -1,9 +1,14 @@
 """What several commands share."""
 
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
+
+from yopo.config import Tree
 
 
 def pick_device(name: str | None) -> Any:  # noqa: ANN401
@@ -30,6 +35,28 @@ def pages() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, markup=False, width=160)
     return console
+
+
+def read_yaml(path: Path) -> Tree:
+    """The settings in a file."""
+    try:
+        tree = yaml.safe_load(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"no file {path}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
+    if not isinstance(tree, dict):
+        raise ValueError(f"expected settings in {path}, got {type(tree).__name__}")
+    return tree
+
+
+def check_writable(folder: Path) -> None:
+    """Find out before the work whether its result can be kept."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write into {folder} ({error.strerror}); copy it first") from None
 
 
 def nothing_else(rest: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import nothing_else, pick_device
+from yopo.cli.common import check_writable, nothing_else, pick_device
 
 DIAGNOSE = """examples:
   yopo diagnose runs/first
@@ -41,6 +41,7 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError(f"expected the folder of a run, got {args.run}")
     if args.images < 2:
         raise ValueError(f"expected --images of at least 2, got {args.images}")
+    check_writable(args.run)
     config, weights = find(args.run, args.weights)
     device, data = pick_device(args.device), load_data(config)
     model = load_model(config, weights, data)
@@ -55,13 +56,13 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
         m=args.m,
         generator=torch.Generator(device).manual_seed(args.seed),
     ).tree()
+    show(found)
     settings = {"images": len(chosen), "seed": args.seed, "weights": weights.name}
     checkpoint.write_text(
         args.run / "diagnose.json",
         json.dumps({"settings": settings, "threat": config.threat.model_dump()} | found, indent=1)
         + "\n",
     )
-    show(found)
     draw(found, args.run / "diagnose.png")
     print(f"wrote {args.run / 'diagnose.json'} and {args.run / 'diagnose.png'}")
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from yopo.cli.common import nothing_else, pick_device
+from yopo.cli.common import check_writable, nothing_else, pick_device
 from yopo.config import fraction
 
 if TYPE_CHECKING:
@@ -112,6 +112,7 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
         "file_sha256": checkpoint.file_digest(weights),
     }
     stem = run / "eval" if run.is_dir() else run.with_suffix(".eval")
+    check_writable(stem.parent)
     screen = Screen()
     # Torch's advice on compiling; float32 is asked for where it is used.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
@@ -136,6 +137,9 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
         command = shlex.join(["yopo", *sys.argv[1:]])
         screen.say(f"stopped; finished batches are kept. To go on: {command}")
         sys.exit(130)
+    screen.console.print(result_table(result))
+    for warning in result.warnings:
+        screen.say(f"warning ({warning.code}): {warning.text}")
     card = stem.with_name(f"{stem.name}.md")
     if args.save_examples:
         images = stem.with_name(f"{stem.name}-examples.safetensors")
@@ -146,9 +150,6 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
     checkpoint.write_text(stem.with_name(f"{stem.name}.json"), result.to_json())
     checkpoint.write_text(card, result.card())
     result.forget()
-    screen.console.print(result_table(result))
-    for warning in result.warnings:
-        screen.say(f"warning ({warning.code}): {warning.text}")
     screen.say(f"card: {card}")
 
 

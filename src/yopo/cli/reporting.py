@@ -115,11 +115,15 @@ def load_strip(run: "Run") -> "Strip | None":
     file, found = run.folder / "eval-examples.safetensors", run.evaluations.get("eval.json")
     if found is None or not file.is_file():
         return None
-    facts, about = checkpoint.load_metadata(file), found["about"]
+    try:
+        facts, tensors = checkpoint.load_metadata(file), checkpoint.load_weights(file)
+    except ValueError as error:
+        print(f"{run.label}: no pictures, because {error}")
+        return None
+    about = found["about"]
     if any(facts.get(key, str(about[key])) != str(about[key]) for key in SHOWN):
         print(f"{run.label}: no pictures, because {file.name} is of another evaluation")
         return None
-    tensors = checkpoint.load_weights(file)
     broken = [a for a in found["attacks"] if len(tensors.get(f"{a}.labels", ()))]
     if not broken:
         return None

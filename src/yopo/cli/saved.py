@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import torch
-import yaml
 from torch import nn
 
 from yopo import checkpoint
 from yopo.build import build_model
+from yopo.cli.common import read_yaml
 from yopo.config import Config, validate
 from yopo.data import load
 from yopo.data.sources import Arrays
@@ -27,7 +27,7 @@ def find(path: Path, which: str | None) -> tuple[Config, Path]:
             raise ValueError(
                 f"expected a run with config.yaml and {weights.name}, got {path}; {advice}"
             )
-        return validate(yaml.safe_load((path / "config.yaml").read_text("utf-8"))), weights
+        return validate(read_yaml(path / "config.yaml")), weights
     if not path.is_file():
         raise ValueError(f"no run folder and no weights file {path}")
     if which is not None:

@@ -18,9 +18,20 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import pick_device, rank
+from yopo.cli.common import pick_device, rank, read_yaml
 from yopo.cli.screen import Screen
-from yopo.config import Config, Tree, fields, nested, overlay, rescaled, validate, with_radius
+from yopo.config import (
+    Config,
+    Tree,
+    fields,
+    nested,
+    overlay,
+    refuse_another,
+    rescaled,
+    validate,
+    what_counts,
+    with_radius,
+)
 from yopo.recipes import method_tree, recipe
 
 try:
@@ -95,6 +106,7 @@ def run_train(args: argparse.Namespace, rest: list[str]) -> None:
     if result:
         Console(highlight=False).print(result_table({config.method.name: result}))
         print(f"run: {args.out}")
+        _check_written(args.out)
 
 
 def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
@@ -112,8 +124,9 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
         out = args.out / spec
         if not (args.resume and (out / "result.json").exists()):
             _check_free(out, args.resume)
-        elif _read_yaml(out / "config.yaml") != configs[spec].tree():
-            raise ValueError(f"{out} holds a run of another configuration; give another --out")
+        else:
+            there = validate(read_yaml(out / "config.yaml"))
+            refuse_another(out, what_counts(there), what_counts(configs[spec]))
     results: dict[str, dict[str, Any]] = {}
     for spec, config in configs.items():
         out = args.out / spec
@@ -125,14 +138,21 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
     if all(results.values()):
         Console(highlight=False).print(result_table(results))
         print(f"runs: {args.out}")
+        _check_written(*(args.out / spec for spec in results))
+
+
+def _check_written(*runs: Path) -> None:
+    """Refuse to call a run done whose files the disk did not take."""
+    if rank() == 0 and not all((run / "result.json").exists() for run in runs):
+        raise ValueError(f"not all of it could be written; make room, then: {_same_command()}")
 
 
 def resolve(args: argparse.Namespace, rest: list[str], over: Tree | None = None) -> Config:
     """Recipe, then YAML file, then `over`, then flags."""
     source = Path(args.recipe)
-    tree = _read_yaml(source) if source.suffix in (".yaml", ".yml") else recipe(args.recipe)
+    tree = read_yaml(source) if source.suffix in (".yaml", ".yml") else recipe(args.recipe)
     flags = nested(_flags(rest))
-    for given in (_read_yaml(args.config) if args.config else {}, over or {}, flags):
+    for given in (read_yaml(args.config) if args.config else {}, over or {}, flags):
         if str(given.get("epochs", "")).isdigit() and int(given["epochs"]) > 0:
             tree = rescaled(tree, int(given["epochs"]))
         threat = given.get("threat", {})
@@ -295,18 +315,6 @@ def _flags(rest: list[str]) -> dict[str, str]:
                 raise ValueError(f"--{name} needs a value")
         flags[name] = value
     return flags
-
-
-def _read_yaml(path: Path) -> Tree:
-    try:
-        tree = yaml.safe_load(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"no file {path}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
-    if not isinstance(tree, dict):
-        raise ValueError(f"expected settings in {path}, got {type(tree).__name__}")
-    return tree
 
 
 def _tracker(kind: str | None, out: Path) -> Any:  # noqa: ANN401

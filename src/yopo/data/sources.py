@@ -151,7 +151,8 @@ def checked(arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...] | None) -
 
 def _images(key: str, x: NDArray[Any]) -> Tensor:  # (N, H, W), (N, H, W, C) or (N, C, H, W)
     if x.dtype != np.uint8:
-        fix = "(x * 255).round().astype('uint8')" if x.dtype.kind == "f" else "x.astype('uint8')"
+        fixes = {"f": "(x * 255).round().astype('uint8')", "b": "x.astype('uint8') * 255"}
+        fix = fixes.get(x.dtype.kind, "x.astype('uint8')")
         raise ValueError(
             f"expected {key} as uint8 from 0 to 255, got {x.dtype}; if its values allow, use {fix}"
         )
@@ -373,7 +374,8 @@ def _picture(file: Path, size: int | None) -> Bytes:  # (H, W, 3)
         raise ImportError("reading pictures needs pillow; run `pip install pillow`") from error
     try:
         with Image.open(file) as opened:
-            if opened.mode.startswith("I;16"):  # 16 bits, which convert() would clip
+            of_16_bits = opened.mode == "I" and opened.format in ("PNG", "PPM")
+            if opened.mode.startswith("I;16") or of_16_bits:  # which convert() would clip
                 image = Image.fromarray((np.asarray(opened) / 257).round().astype(np.uint8))
             elif opened.mode in ("I", "F"):
                 raise ValueError("its pixels have no known range; save it with 8 or 16 bits")

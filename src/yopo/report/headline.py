@@ -171,6 +171,10 @@ def _most_robust(scores: dict[Run, Score]) -> str:
     text = f"{percent(share, interval)} {words}"
     if len(order) == 1:
         return f"{name}: {text}."
+    equal = [other for other, score in order[1:] if score.share == share]
+    if equal:
+        names = ", ".join([name, *equal[:-1]]) + f" and {equal[-1]}"
+        return f"{names} have the same robust accuracy, the highest of {len(scores)} runs: {text}."
     close = [pair for pair in order[1:] if _chance(order[0][1], pair[1])]
     if not close:
         return f"{name} is the most robust of {len(scores)} runs: {text}."
