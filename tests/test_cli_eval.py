@@ -176,6 +176,21 @@ def test_a_lesser_evaluation_does_not_replace_a_greater_one(
     assert len(aside) == 6
 
 
+def test_a_page_does_without_damaged_pictures(
+    npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, page = tmp_path / "run", tmp_path / "report.html"
+    assert yopo(monkeypatch, "train", "demo", "--out", out, "--data.path", npz, *TINY) == 0
+    words = ["--attacks", "pgd-2", "--samples", "20", "--save-examples"]
+    assert yopo(monkeypatch, "eval", out, *words) == 0
+    (out / "eval-examples.safetensors").write_bytes(b"half")
+    assert yopo(monkeypatch, "report", out, "--out", page) == 0
+    assert (
+        "run (YOPO-2-2): no pictures, because eval-examples.safetensors" in capsys.readouterr().out
+    )
+    assert page.exists()
+
+
 def test_another_radius_or_other_weights_replace_nothing(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

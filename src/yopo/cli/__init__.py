@@ -72,8 +72,8 @@ def main() -> None:
 
 def _is_ours(error: Exception) -> bool:
     """Whether it was raised here, with a sentence, and not in a user's model or in torch."""
-    raised = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1]
-    return Path(raised).is_relative_to(Path(__file__).parents[1])
+    raised = traceback.extract_tb(error.__traceback__)[-1]
+    return Path(raised.filename).is_relative_to(Path(__file__).parents[1])
 
 
 def run_recipes(_args: argparse.Namespace, rest: list[str]) -> None:

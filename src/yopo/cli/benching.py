@@ -104,8 +104,8 @@ def _table(found: dict[str, Any], *, narrow: bool = False) -> Table:
         for name in ("low-high", "prop/s", "TFLOP/s", "of product", "GiB", "warm-up s"):
             del columns[name]
     for name in columns:
-        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
-    table.columns[0].min_width = max(len(row["method"]) for row in found["rows"])
+        first = name == "method"
+        table.add_column(name, justify="left" if first else "right", no_wrap=first)
     for row in found["rows"]:
         table.add_row(*(show(row) for show in columns.values()))
     return table
