@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[1]
 NOT_RUN = "Not run yet."
 HEADLINE = {
     "table1": ("PGD-40", "YOPO-5-10"),
-    "table2": ("PGD-10", "YOPO-3-5", "YOPO-5-3", "YOPO-5-3 36 epochs"),
+    "table2": ("PGD-10", "PGD-10 40 epochs", "YOPO-3-5", "YOPO-5-3", "YOPO-5-3 36 epochs"),
     "table4": ("TRADES-10", "TRADES-YOPO-3-4"),
 }
 FIGURES = {

@@ -43,9 +43,11 @@ class Reproduction:
 
 # Rows that are not the paper's; it has the method that they begin with.
 _OWN: dict[str, Tree] = {
+    "PGD-10 40 epochs": {"epochs": 40, "schedule": {"drops": [30, 36]}},  # YOPO's
     "YOPO-5-3 before": {"method": {"grad_at": "before"}},
     "YOPO-5-3 36 epochs": {"epochs": 36, "schedule": {"drops": [30, 34]}},  # the released code's
 }
+CONTROLS = ("PGD-10 40 epochs",)  # whose method has other settings in the paper
 
 
 def folder(row: str) -> str:
@@ -58,8 +60,8 @@ def in_bench(row: str) -> str:
     return folder(re.sub(r" \d+ epochs", "", row))
 
 
-def _rows(prefix: str, *methods: str) -> dict[str, str]:
-    return {method: f"{prefix}-{method.lower()}" for method in methods}
+def _rows(prefix: str, *rows: str) -> dict[str, str]:
+    return {row: f"{prefix}-{row.split()[0].lower()}" for row in rows}
 
 
 TABLES = {
@@ -70,9 +72,11 @@ TABLES = {
         "PGD-40",
     ),
     "table2": Reproduction(
-        _rows("cifar10", "PGD-3", "PGD-5", "PGD-10", "YOPO-3-5", "YOPO-5-3")
-        | dict.fromkeys(_OWN, "cifar10-yopo-5-3")
-        | {"Free-8": "cifar10-free-8"},
+        _rows(
+            "cifar10",
+            *("PGD-3", "PGD-5", "PGD-10", "PGD-10 40 epochs"),
+            *("YOPO-3-5", "YOPO-5-3", "YOPO-5-3 before", "YOPO-5-3 36 epochs", "Free-8"),
+        ),
         ("pgd-20", "cw"),
         "2/255",
         "PGD-10",

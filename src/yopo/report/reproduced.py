@@ -12,7 +12,7 @@ from yopo.report.headline import same_hardware, timed
 from yopo.report.paper import differs
 from yopo.report.records import Run, read_runs
 from yopo.report.tables import Cell
-from yopo.reproduction import QUICK, TABLES, Reproduction, in_bench
+from yopo.reproduction import CONTROLS, QUICK, TABLES, Reproduction, in_bench
 
 Summary = dict[str, Any]  # what tableN.json holds
 OTHER = "Not the table's setting"
@@ -45,7 +45,7 @@ def summary(
         "table": name,
         "against": what.against,
         "rows": found,
-        "paper": {row: theirs.get(row.split(" ")[0]) for row in wanted},
+        "paper": {r: None if r in CONTROLS else theirs.get(r.split(" ")[0]) for r in wanted},
         "literal": bench and _literal(name, bench, wanted),
         "notes": told,
     }
