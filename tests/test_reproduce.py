@@ -353,6 +353,15 @@ def test_fewer_images_and_other_weights(tmp_path: Path) -> None:
     assert want in notes(summary("table2", tmp_path))
 
 
+def test_a_control_has_nothing_of_the_paper_beside_it(tmp_path: Path) -> None:
+    run = put(tmp_path, "table2", "PGD-10 40 epochs")
+    found = shown("table2", tmp_path, "PGD-10 40 epochs")
+    assert found["clean"] == f"{100 * run['eval']['attacks']['clean']['accuracy']:.2f} / –"
+    assert TABLES["table2"].config("PGD-10 40 epochs").schedule == (
+        TABLES["table2"].config("YOPO-5-3").schedule
+    )
+
+
 def test_literal_loops_beside_ours(tmp_path: Path) -> None:
     rows = [{"method": "pgd-10", "literal": 100.0}, {"method": "yopo-5-3", "literal": 80.0}]
     rows += [{"method": "yopo-3-5", "literal": None}, {"method": "natural", "literal": 10.0}]

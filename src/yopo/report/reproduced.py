@@ -133,7 +133,8 @@ def _literal(name: str, bench: dict[str, Any], rows: Sequence[str]) -> dict[str,
     if bench["model"] != model:
         raise ValueError(f"expected a bench of {model} beside {name}, got one of {bench['model']}")
     steps = {r["method"]: r["literal"] for r in bench["rows"]}
-    spent = {row: ms * what.config(row).epochs for row in rows if (ms := steps.get(in_bench(row)))}
+    ours = [row for row in rows if row not in CONTROLS]  # theirs would be a ratio of epochs alone
+    spent = {row: ms * what.config(row).epochs for row in ours if (ms := steps.get(in_bench(row)))}
     base = spent.pop(what.against, None)
     ratios = {row: cost / base for row, cost in spent.items()} if base else {}
     return {"ratio": ratios, "on": f"{bench['device']}, batch {bench['batch']}"}
