@@ -285,7 +285,7 @@ def test_runs_that_shared_a_gpu_count_for_accuracy_alone(tmp_path: Path) -> None
     cell = shown("table2", tmp_path, "YOPO-5-3")
     assert (cell["training"], cell["time ratio"]) == ("–", "–")
     assert not cell["clean"].startswith("–")
-    said = "pgd-10-seed-1, yopo-5-3-seed-0: Shared a GPU with other runs; time does not count."
+    said = "pgd-10 (seed 1), yopo-5-3 (seed 0): Shared a GPU with other runs; time does not count."
     assert said in notes(found)
 
 

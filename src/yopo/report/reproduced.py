@@ -153,14 +153,26 @@ def _told(name: str, runs: Sequence[Run]) -> list[str]:
         codes = [w["code"] for e in run.evaluations.values() for w in e["warnings"]]
         for code in dict.fromkeys(codes):
             warned.setdefault(code, []).append(run.name)
-    told = [f"{', '.join(names)}: {note}" for note, names in noted.items()]
+    told = [f"{_named(names)}: {note}" for note, names in noted.items()]
     told += [
-        f"Warning {code} (docs/warnings.md) of the evaluation of {', '.join(names)}."
+        f"Warning {code} (docs/warnings.md) of the evaluation of {_named(names)}."
         for code, names in warned.items()
     ]
     places = [_place(run.environment) for run in runs]
     told += [f"Trained on {place}." for place in dict.fromkeys(filter(None, places))]
-    return [f"{OTHER}: {', '.join(o)} ({how})." for how, o in others.items()] + told
+    return [f"{OTHER}: {_named(o)} ({how})." for how, o in others.items()] + told
+
+
+def _named(runs: Sequence[str]) -> str:
+    """ "pgd-10-seed-1", "pgd-10-seed-2" as "pgd-10 (seeds 1, 2)"."""
+    seeds: dict[str, list[str]] = {}
+    for run in runs:
+        row, _, seed = run.rpartition("-seed-")
+        seeds.setdefault(row, []).append(seed)
+    return ", ".join(
+        f"{row} (seed{'s' if len(found) > 1 else ''} {', '.join(found)})"
+        for row, found in seeds.items()
+    )
 
 
 def _place(environment: dict[str, Any]) -> str:
