@@ -85,6 +85,8 @@ def test_numbers_lists_and_options_from_strings() -> None:
     assert config.schedule.drops == [3, 4.5]
     assert config.model.options == {"width": 16, "final_bn": False}
     assert config.data.flip is True
+    for words, drops in (("[30, 36]", [30, 36]), ("[]", []), ("", [])):
+        assert validate(nested({"epochs": "40", "schedule.drops": words})).schedule.drops == drops
 
 
 @pytest.mark.parametrize(

@@ -51,13 +51,19 @@ def _value(word: str) -> object:
         return value
 
 
+def _list(value: object) -> object:
+    """Let "30,36" be a list, and "[30, 36]" as config.yaml has it; "[]" is an empty one."""
+    if not isinstance(value, str):
+        return value
+    words = [word.strip() for word in value.strip().removeprefix("[").removesuffix("]").split(",")]
+    return words if any(words) else []
+
+
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Epochs = Annotated[
-    list[NotNegative], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)
-]
-Names = Annotated[list[str], BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v)]
+Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
+Names = Annotated[list[str], BeforeValidator(_list)]
 Options = Annotated[dict[str, Any], BeforeValidator(_options)]
 
 
