@@ -177,9 +177,26 @@ def test_compare_gives_one_table(
     assert "did you mean pgd?" in capsys.readouterr().err
 
 
+def test_compare_at_equal_cost(tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each method spends what was asked for, but for less than an epoch of its own."""
+    epochs = {"natural": 12, "free-3": 4, "nfgsm": 7, "pgd-3": 4, "yopo-2-2": 4, "pmp": 2}
+    epochs |= {"trades-2": 3, "trades-yopo-2-2": 3}
+    words = ("--methods", ",".join(epochs), "--propagations", "12", "--data.path", npz)
+    tiny = (*TINY[:6], *TINY[8:-6])  # without --epochs
+    assert yopo(monkeypatch, "compare", "demo", *words, "--out", tmp_path, *tiny) == 0
+    for name, many in epochs.items():
+        result = json.loads((tmp_path / name / "result.json").read_text())
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        assert config["epochs"] == many
+        assert 12 - result["propagations"] / many < result["propagations"] < 12.001
+        assert config["schedule"]["warmup"] == pytest.approx(2 / 7 * many)  # the recipe's part
+
+
 @pytest.mark.parametrize(
     ("methods", "flags", "message"),
     [
+        ("natural,pgd-3", ["--propagations", "2"], "at least 3.00, an epoch of pgd-3; got 2"),
+        ("pgd-3", ["--propagations", "9", "--epochs", "2"], "leave --epochs out"),
         ("pgd-2,pgd-3", ["--method.steps", "1"], "--method.steps contradicts pgd-2"),
         ("natural", ["--method.name", "fast"], "--method.name contradicts natural"),
         ("nfgsm,there", [], "there holds a run; add --resume"),

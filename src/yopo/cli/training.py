@@ -50,7 +50,8 @@ TRAIN = """examples:
 `yopo train --settings` lists every setting."""
 COMPARE = """examples:
   yopo compare demo --methods natural,pgd-15,yopo-3-5 --out runs/compare
-  yopo compare cifar10-fast --methods pgd-10,yopo-5-3,trades-yopo-3-4 --epochs 15 --out runs/c10"""
+  yopo compare cifar10-fast --methods pgd-10,yopo-5-3,trades-yopo-3-4 --epochs 15 --out runs/c10
+  yopo compare cifar10-fast --methods nfgsm,pgd-3,yopo-3-3 --propagations 120 --out runs/equal"""
 
 
 def train_options(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +66,12 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
     """The options of `yopo compare`."""
     parser.add_argument("recipe", help="name of a recipe, or a YAML file")
     parser.add_argument("--methods", required=True, help="as natural,pgd-10,yopo-5-3")
+    parser.add_argument(
+        "--propagations",
+        type=float,
+        metavar="N",
+        help="at equal cost, not equal epochs: as many epochs for each as N per image pay for",
+    )
     run_options(parser)
 
 
@@ -120,7 +127,10 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
         for name in given:
             if name in method:
                 raise ValueError(f"--method.{name} contradicts {spec}; write it in --methods")
-        configs[spec] = resolve(args, rest, {"method": method})
+        over: Tree = {"method": method}
+        if args.propagations is not None:
+            over["epochs"] = _affordable(resolve(args, rest, over), spec, args.propagations, rest)
+        configs[spec] = resolve(args, rest, over)
         out = args.out / spec
         if not (args.resume and (out / "result.json").exists()):
             _check_free(out, args.resume)
@@ -139,6 +149,20 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
         Console(highlight=False).print(result_table(results))
         print(f"runs: {args.out}")
         _check_written(*(args.out / spec for spec in results))
+
+
+def _affordable(config: Config, spec: str, most: float, rest: list[str]) -> int:
+    """The epochs that `most` propagations per image pay for."""
+    from yopo.build import propagations
+
+    if "epochs" in _flags(rest):
+        raise ValueError("--propagations decides the epochs; leave --epochs out")
+    cost = propagations(config)
+    if not most >= cost:
+        raise ValueError(
+            f"expected --propagations of at least {cost:.2f}, an epoch of {spec}; got {most:g}"
+        )
+    return int(most / cost + 1e-6)
 
 
 def _check_written(*runs: Path) -> None:
