@@ -78,3 +78,15 @@ def test_each_algorithm_fits_on_less_than_40_lines() -> None:
                 algorithm = [f for f in functions if f.name != "__init__"]
                 lines = sum((f.end_lineno or 0) - f.lineno + 1 for f in algorithm)
                 assert 0 < lines < 40, f"{file.name}: {lines} lines"
+
+
+def test_the_command_without_its_packages_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['rich'] = None; sys.argv = ['yopo', '--help']; "
+        "from yopo.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "the command line needs rich" in done.stderr
+    assert "pip install 'yopo-torch[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,6 +1,21 @@
-"""`python -m yopo`, which torchrun needs."""
+"""The command `yopo`, and `python -m yopo`, which torchrun needs."""
 
-from yopo.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command line, if its packages are there; `import yopo` does without them."""
+    try:
+        from yopo.cli import main as run
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] in ("yopo", "torch"):
+            raise
+        sys.exit(
+            f"yopo: the command line needs {error.name}, which is not installed; "
+            "pip install 'yopo-torch[cli]', or '.[cli]' in its folder, brings all it needs"
+        )
+    run()
+
 
 if __name__ == "__main__":
     main()
