@@ -2,6 +2,7 @@
 
 import copy
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -228,6 +229,12 @@ def test_the_command(
     found = json.loads((out / "diagnose.json").read_text())
     assert f"--method.first_layer {found['first_layer']}" in shown
     assert (out / "diagnose.png").stat().st_size > 10_000
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "matplotlib", None)
+        words = ("diagnose", out, "--images", "4", "--m", "2", "--device", "cpu")
+        assert run(without, *words) == 0
+    assert "diagnose.json; a picture needs matplotlib" in capsys.readouterr().out
+    assert json.loads((out / "diagnose.json").read_text())["settings"]["images"] == 4
     assert run(monkeypatch, "diagnose", tmp_path) == 2
     assert "expected a run with config.yaml" in capsys.readouterr().err
     assert run(monkeypatch, "diagnose", out, "--splits", "conv9") == 2

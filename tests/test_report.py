@@ -532,8 +532,15 @@ def test_figures_need_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.chdir(three[0].parent)
-    assert yopo(monkeypatch, "report", three[0], "--figures", "figures") == 2
-    assert "figures need matplotlib" in capsys.readouterr().err
+    for words in (
+        ("report", three[0], "--figures", "figures"),
+        ("reproduce", "figures", "--quick", "--out", "figures"),
+        ("bench", "--picture", "bench.png"),
+    ):
+        assert yopo(monkeypatch, *words) == 2
+        said = capsys.readouterr()
+        assert "needs matplotlib: pip install matplotlib" in said.err
+        assert not said.out  # before any work
 
 
 def test_pictures_are_the_images_and_the_networks_own_answers(

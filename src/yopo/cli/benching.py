@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import nothing_else, pick_device
+from yopo.cli.common import check_drawing, nothing_else, pick_device
 
 WIDE = 140  # columns of a terminal that the whole table needs
 
@@ -27,7 +27,7 @@ def bench_options(parser: argparse.ArgumentParser) -> None:
     """The options of `yopo bench`."""
     parser.add_argument("--model", default="preactresnet18", help="or smallcnn, wideresnet")
     parser.add_argument("--methods", default=METHODS, help=f"by default {METHODS}")
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--batch", type=int, help="256 by default, 32 on a CPU")
     parser.add_argument("--width", type=int, help="of the network, for a smaller one")
     parser.add_argument("--precision", default="bf16", choices=["bf16", "float32"])
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
@@ -46,13 +46,16 @@ def run_bench(args: argparse.Namespace, rest: list[str]) -> None:
 
     if args.model not in SETTINGS:
         raise ValueError(f"no model {args.model!r} to bench; there are: {', '.join(SETTINGS)}")
-    if args.batch < 8:
+    if args.batch is not None and args.batch < 8:
         raise ValueError(f"expected --batch of at least 8, got {args.batch}")
     for file in filter(None, (args.json, args.picture)):
         if not file.parent.is_dir():
             raise ValueError(f"no folder {file.parent} for {file.name}")
     if args.picture and args.picture.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"expected a .png, .svg or .pdf file for --picture, got {args.picture}")
+    if args.picture:
+        check_drawing("--picture")
+    device = pick_device(args.device)
     methods = [spec.strip() for spec in args.methods.split(",")]
     for spec in methods:
         method_tree(spec)  # a typo is found before anything is measured
@@ -62,8 +65,8 @@ def run_bench(args: argparse.Namespace, rest: list[str]) -> None:
         found = bench(
             args.model,
             methods,
-            batch=args.batch,
-            device=pick_device(args.device),
+            batch=args.batch or (32 if device.type == "cpu" else 256),
+            device=device,
             precision=args.precision,
             with_literal=not args.no_literal,
             options={} if args.width is None else {"width": args.width},
@@ -113,10 +116,8 @@ def _table(found: dict[str, Any], *, narrow: bool = False) -> Table:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """Bars of the step times, the literal loops behind them."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ValueError("--picture needs matplotlib: pip install matplotlib") from None
+    import matplotlib as mpl
+
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

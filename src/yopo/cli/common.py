@@ -1,5 +1,6 @@
 """What several commands share."""
 
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -57,6 +58,17 @@ def check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise ValueError(f"cannot write into {folder} ({error.strerror}); copy it first") from None
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is there."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def check_drawing(what: str) -> None:
+    """Find out before the work whether its picture can be drawn."""
+    if not can_draw():
+        raise ValueError(f"{what} needs matplotlib: pip install matplotlib")
 
 
 def nothing_else(rest: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import check_writable, nothing_else, pick_device
+from yopo.cli.common import can_draw, check_writable, nothing_else, pick_device
 
 DIAGNOSE = """examples:
   yopo diagnose runs/first
@@ -63,8 +63,11 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
         json.dumps({"settings": settings, "threat": config.threat.model_dump()} | found, indent=1)
         + "\n",
     )
-    draw(found, args.run / "diagnose.png")
-    print(f"wrote {args.run / 'diagnose.json'} and {args.run / 'diagnose.png'}")
+    if can_draw():
+        draw(found, args.run / "diagnose.png")
+        print(f"wrote {args.run / 'diagnose.json'} and {args.run / 'diagnose.png'}")
+    else:
+        print(f"wrote {args.run / 'diagnose.json'}; a picture needs matplotlib")
 
 
 def show(found: dict[str, Any]) -> None:
@@ -89,15 +92,13 @@ def show(found: dict[str, Any]) -> None:
 
 def draw(found: dict[str, Any], path: Path) -> None:
     """One picture of all of it."""
+    import matplotlib as mpl
+
     from yopo.propagation import ATTACK_ONLY, FULL
 
-    try:
-        import matplotlib as mpl
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
 
-        mpl.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise ValueError("the picture needs matplotlib: pip install matplotlib") from None
     depths = found["depths"]
     colours = plt.get_cmap("viridis")(
         [0.9 * i / max(1, len(depths) - 1) for i in range(len(depths))]

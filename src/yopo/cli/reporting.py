@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from yopo.cli.common import nothing_else, pages
+from yopo.cli.common import check_drawing, nothing_else, pages
 
 if TYPE_CHECKING:
     from yopo.report.pictures import Strip
@@ -44,6 +44,8 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError(f"expected a file for --out, got the folder {args.out}; add report.html")
     if args.out.suffix not in (".html", ".htm"):
         raise ValueError(f"expected an .html file for --out, got {args.out}")
+    if args.figures:
+        check_drawing("--figures")
     runs = read_runs([path for path in args.runs if not path.is_file()] or args.runs)
     for run in runs:
         for note in run.notes:

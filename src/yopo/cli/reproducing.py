@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from yopo import checkpoint
-from yopo.cli.common import nothing_else, pages, pick_device
+from yopo.cli.common import check_drawing, nothing_else, pages, pick_device
 from yopo.cli.evaluating import choose_threat, run_eval
 from yopo.cli.training import train_one
 from yopo.config import Config, Tree, fraction, validate
@@ -251,6 +251,7 @@ def _figures(args: argparse.Namespace) -> None:
 
     if args.rows or args.epochs or args.bench or args.attacks or args.untimed:
         raise ValueError("figures take --out, --seeds, --quick, --show and --device, nothing else")
+    check_drawing("a figure")
     for name, (table, rows) in FIGURES.items():
         if not args.show:
             options = vars(args) | {"rows": ",".join(rows)}

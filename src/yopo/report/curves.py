@@ -76,10 +76,7 @@ def _curve(run: Run, i: int, measure: str, axis: str, corner: tuple[float, int])
 
 def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
     """Both charts as PNG and SVG; none against an axis on which no run has points."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise ValueError("figures need matplotlib: pip install matplotlib") from None
+    import matplotlib as mpl
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
