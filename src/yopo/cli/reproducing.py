@@ -177,7 +177,8 @@ def _attack(name: str, path: Path, more: list[str], args: argparse.Namespace) ->
                 "compile": gpu and "autoattack" in every,
                 "weights": "last" if target == path else None,
             }
-            run_eval(argparse.Namespace(**wanted, batch=500, device=args.device), [])
+            wanted |= {"batch": 1000 if gpu else 500, "device": args.device}
+            run_eval(argparse.Namespace(**wanted), [])
 
 
 def _attacked(file: Path, samples: int | None, step: str | None) -> list[str]:
