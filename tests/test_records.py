@@ -115,3 +115,22 @@ def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None
     readme.write_text(readme.read_text().replace("<!-- headline -->", ""))
     with pytest.raises(ValueError, match="expected <!-- headline -->"):
         texts(tmp_path)
+
+
+def test_what_the_readme_says_beside_its_tables() -> None:
+    readme = (ROOT / "README.md").read_text()
+    longer, short = (ROOT / f"records/cifar10-fast-h200/{n}-epochs" for n in (58, 33))
+    found = json.loads((longer / "eval.json").read_text())
+    clean, worst = found["accuracy"]["clean"], found["worst"]
+    assert f"ends at {100 * clean:.2f} clean and {100 * worst:.2f} in the worst case" in readme
+    seconds = json.loads((short / "result.json").read_text())["train_seconds"] / 33
+    assert f"With `--epochs 58`, {58 * seconds / 60:.1f} minutes" in readme
+    table = json.loads((ROOT / "records/reproduction/table2/table2.json").read_text())["rows"]
+    control, yopo = (table[row] for row in ("PGD-10 40 epochs", "YOPO-5-3"))
+    for attack in ("pgd-20", "cw", "worst case"):
+        lead = control["accuracy"][attack]["mean"] - yopo["accuracy"][attack]["mean"]
+        assert lead == pytest.approx(0.0125, abs=0.005), "about a point more robust than YOPO-5-3"
+    epoch = {row: table[row]["epoch_seconds"] for row in ("PGD-10", "YOPO-5-3", "YOPO-3-5")}
+    ratios = [epoch[row] / epoch["PGD-10"] for row in ("YOPO-5-3", "YOPO-3-5")]
+    assert f"takes {ratios[0]:.2f} of PGD-10's time, YOPO-3-5 {ratios[1]:.2f}" in readme
+    assert f"with YOPO's 40 ({40 / 105:.2f} of the time)" in readme
