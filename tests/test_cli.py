@@ -177,6 +177,23 @@ def test_compare_gives_one_table(
     assert "did you mean pgd?" in capsys.readouterr().err
 
 
+def test_steps_that_stay_inside_the_ball_are_told(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TINY has eps 8/255 and steps of 2/255: three of them are too few, four enough."""
+    words = ("--methods", "pgd-3,pgd-4,yopo-1-3,yopo-2-2,nfgsm,pmp", "--data.path", npz)
+    assert yopo(monkeypatch, "compare", "demo", *words, "--out", tmp_path, *TINY[:-6]) == 0
+    told = [x for x in capsys.readouterr().out.splitlines() if "cannot reach its surface" in x]
+    assert [x.split(":")[0] for x in told] == ["pgd-3", "yopo-1-3"]
+    assert "3 steps of 0.00784 add up to 0.0235, less than eps = 0.0314" in told[0]
+    enough = ("--threat.step", told[0].split("--threat.step ")[1].split()[0])
+    three = ("train", "demo", "--method.name", "pgd", "--method.steps", "3", "--data.path", npz)
+    assert yopo(monkeypatch, *three, *TINY[:-6], *enough, "--dry-run") == 0
+    assert "surface" not in capsys.readouterr().out
+    assert yopo(monkeypatch, *three, *TINY[:-6], "--dry-run") == 0
+    assert "# 3 steps of 0.00784" in capsys.readouterr().out
+
+
 def test_compare_at_equal_cost(tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each method spends what was asked for, but for less than an epoch of its own."""
     epochs = {"natural": 12, "free-3": 4, "nfgsm": 7, "pgd-3": 4, "yopo-2-2": 4, "pmp": 2}

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import yopo
-from yopo.config import Config, L2Config, LinfConfig, ModelConfig
+from yopo.config import (
+    Config,
+    L2Config,
+    LinfConfig,
+    ModelConfig,
+    PGDConfig,
+    TRADESConfig,
+    TRADESYOPOConfig,
+    YOPOConfig,
+)
 from yopo.frozen import forked_rng
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -49,6 +58,24 @@ def build_method(config: Config, model: nn.Module, optimizer: Optimizer) -> yopo
     if name == "free":
         options["optimizer"] = optimizer
     return METHODS[name](model, threat, loss=loss, **options)
+
+
+def out_of_reach(config: Config) -> str | None:
+    """What to say of an adversary whose steps add up to less than eps."""
+    method, threat = config.method, build_threat(config.threat)
+    if isinstance(method, PGDConfig | TRADESConfig):
+        steps = method.steps
+    elif isinstance(method, YOPOConfig | TRADESYOPOConfig):
+        steps = method.m * method.n
+    else:
+        return None
+    if steps == 0 or steps * threat.step > 0.99 * threat.eps:
+        return None
+    return (
+        f"{steps} steps of {threat.step:.3g} add up to {steps * threat.step:.3g}, less than eps = "
+        f"{threat.eps:.3g}: from the ball's centre this adversary cannot reach its surface; "
+        f"--threat.step {threat.eps / steps:.3g} or more could"
+    )
 
 
 def propagations(config: Config) -> float:

@@ -188,6 +188,7 @@ def resolve(args: argparse.Namespace, rest: list[str], over: Tree | None = None)
 
 def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -> dict[str, Any]:
     """Run one training in one folder; stop cleanly on signals."""
+    from yopo.build import out_of_reach
     from yopo.data import load
     from yopo.progress import StopRequested
     from yopo.train import Trainer
@@ -204,6 +205,8 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
         screen.say(f"going on from epoch {p.epoch + 1}, step {p.step}")
     elif args.resume:
         screen.say(f"nothing to resume in {out}; starting")
+    if (weak := out_of_reach(config)) is not None:
+        screen.say(f"{title}: {weak}")
     try:
         with screen.bars, _stop_on_signals(trainer), _alone_in(out):
             return trainer.run()
@@ -288,6 +291,7 @@ def _stop_on_signals(trainer: Any) -> Iterator[None]:  # noqa: ANN401
 
 def dry_run(config: Config, args: argparse.Namespace) -> None:
     """Show the resolved settings, and the cost after a few measured steps."""
+    from yopo.build import out_of_reach
     from yopo.data import load
     from yopo.train import Trainer
 
@@ -302,6 +306,8 @@ def dry_run(config: Config, args: argparse.Namespace) -> None:
     total = seconds * steps * config.epochs
     print(f"# {config.epochs} epochs of {steps} steps of {config.batch} images")
     print(f"# {propagations * config.epochs:.0f} propagations per image in all")
+    if (weak := out_of_reach(config)) is not None:
+        print(f"# {weak}")
     print(f"# {1000 * seconds:.1f} ms a step, so about {total / 60:.1f} minutes of training here")
 
 
