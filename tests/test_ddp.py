@@ -23,6 +23,7 @@ THREAT = yopo.Linf(0.1)
 METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
     "yopo": lambda net: yopo.YOPO(net, THREAT, m=2, n=2),
     "before": lambda net: yopo.YOPO(net, THREAT, m=2, n=2, grad_at="before"),
+    "last": lambda net: yopo.YOPO(net, THREAT, m=2, n=2, grad_at="last"),
     "relu": lambda net: yopo.YOPO(net, THREAT, m=2, n=2, first_layer=first(net, "1")),
     "pgd": lambda net: yopo.PGD(net, THREAT, steps=2),
     "trades": lambda net: yopo.TRADES(net, THREAT, steps=2),

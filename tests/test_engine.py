@@ -47,10 +47,12 @@ METHODS: dict[str, Build] = {
     "trades": lambda net, _, threat: TRADES(net, threat, steps=3),
     "yopo after": lambda net, _, threat: YOPO(net, threat, m=3, n=2),
     "yopo before": lambda net, _, threat: YOPO(net, threat, m=3, n=2, grad_at="before"),
+    "yopo last": lambda net, _, threat: YOPO(net, threat, m=3, n=2, grad_at="last"),
     "trades-yopo": lambda net, _, threat: TRADESYOPO(net, threat, m=2, n=2),
 }
 DEEP: dict[str, Build] = {
     "yopo deep": lambda net, _, threat: YOPO(net, threat, m=2, n=3, first_layer="relu1"),
+    "last deep": lambda net, _, t: YOPO(net, t, m=2, n=3, first_layer="relu1", grad_at="last"),
     "trades-yopo deep": lambda net, _, t: TRADESYOPO(net, t, m=2, n=3, first_layer="relu1"),
 }
 every_method = pytest.mark.parametrize("build", METHODS.values(), ids=METHODS.keys())

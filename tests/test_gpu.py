@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tests.conftest import Batch, assert_same, bn_convnet, convnet, grads
 from tests.test_methods import THREAT, Make, every_method
+from tests.test_yopo import GRAD_AT
 from yopo import YOPO, Linf, Natural, evaluate
 from yopo.attacks import cw, pgd
 from yopo.models import preactresnet18
@@ -111,7 +112,7 @@ def test_bf16_channels_last_and_peak_memory(first_layer: str) -> None:
         return torch.cuda.max_memory_allocated() - before
 
     natural = peak(Natural(model))
-    for grad_at in ("after", "before"):
+    for grad_at in GRAD_AT:
         method = YOPO(model, Linf(8 / 255), m=5, n=3, first_layer=first_layer, grad_at=grad_at)
         assert peak(method) <= 1.15 * natural
 

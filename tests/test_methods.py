@@ -44,6 +44,7 @@ METHODS: dict[str, Make] = {
     "trades": lambda net: TRADES(net, THREAT, steps=4),
     "yopo after": lambda net: YOPO(net, THREAT, m=3, n=2),
     "yopo before": lambda net: YOPO(net, THREAT, m=3, n=2, grad_at="before"),
+    "yopo last": lambda net: YOPO(net, THREAT, m=3, n=2, grad_at="last"),
     "yopo deep": lambda net: YOPO(net, THREAT, m=3, n=2, first_layer="1"),
     "pmp": lambda net: PMP(net, THREAT, m=3),
     "pmp deep": lambda net: PMP(net, THREAT, m=3, adversary="gradient", n=2, layers=["1"]),

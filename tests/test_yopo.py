@@ -26,7 +26,8 @@ from tests.conftest import (
 from yopo import L2, PGD, YOPO, Linf, Normalize, Threat
 from yopo.models import SmallCNN, preactresnet18
 
-GRAD_AT: list[Literal["after", "before"]] = ["after", "before"]
+GradAt = Literal["after", "before", "last"]
+GRAD_AT: list[GradAt] = ["after", "before", "last"]
 
 
 def literal_yopo(
@@ -72,7 +73,7 @@ def mean_gradient(model: nn.Module, x: Tensor, y: Tensor, etas: list[Tensor]) ->
 @pytest.mark.parametrize("cut", [1, 2, 4], ids=["conv", "conv+tanh", "two layers"])
 @pytest.mark.parametrize(("m", "n"), [(1, 0), (1, 3), (3, 1), (4, 3)])
 def test_yopo_is_the_papers_loop(
-    m: int, n: int, cut: int, threat: Threat, grad_at: Literal["after", "before"], batch: Batch
+    m: int, n: int, cut: int, threat: Threat, grad_at: GradAt, batch: Batch
 ) -> None:
     x, y = batch
     model = convnet(nn.Tanh)
@@ -82,7 +83,7 @@ def test_yopo_is_the_papers_loop(
     method = YOPO(model, threat, m=m, n=n, first_layer=str(cut - 1), grad_at=grad_at)
     out = method.backward(x, y, eta=start)
     torch.testing.assert_close(out.eta, after[-1], rtol=1e-11, atol=1e-12)
-    etas = after if grad_at == "after" else before
+    etas = {"after": after, "before": before, "last": after[-1:]}[grad_at]
     assert_same(grads(model), mean_gradient(model, x, y, etas), tol=1e-10)
     losses = [F.cross_entropy(model(x + eta), y) for eta in etas]
     torch.testing.assert_close(out.loss, torch.stack(losses).mean().detach(), rtol=1e-10, atol=0)
@@ -146,7 +147,7 @@ def test_the_same_comparison_fails_for_a_tanh_prefix(batch: Batch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("first_layer", [None, "2"], ids=["affine", "deep"])
 def test_yopo_m_1_perturbs_as_pgd_m_bitwise(
-    first_layer: str | None, dtype: torch.dtype, grad_at: Literal["after", "before"], batch: Batch
+    first_layer: str | None, dtype: torch.dtype, grad_at: GradAt, batch: Batch
 ) -> None:
     x, y = batch[0].to(dtype), batch[1]
     model = bn_convnet().to(dtype)
@@ -158,6 +159,21 @@ def test_yopo_m_1_perturbs_as_pgd_m_bitwise(
         ours = yopo.backward(x, y, eta=start).eta
         assert torch.equal(ours, pgd.backward(x, y, eta=start).eta)
         assert not torch.equal(ours, start)
+
+
+@pytest.mark.parametrize("build", [bn_convnet, SharesModules, PatchTransformer])
+def test_last_on_an_affine_f0_is_pgd_with_longer_steps(build: Build, batch: Batch) -> None:
+    """YOPO-m-n with steps of α is PGD-m with steps of n·α, weight gradient and cost included."""
+    x, y = batch
+    model, start = build(), Linf(0.1).start(x)
+    yopo = YOPO(model, Linf(0.1, 0.02), m=4, n=3, grad_at="last")
+    ours = yopo.backward(x, y, eta=start)
+    found = grads(model)
+    model.zero_grad()
+    theirs = PGD(model, Linf(0.1, 0.06), steps=4, attack_mode="train").backward(x, y, eta=start)
+    torch.testing.assert_close(ours.eta, theirs.eta, rtol=0, atol=1e-13)
+    assert_same(found, grads(model), tol=1e-10)
+    assert ours.propagations == pytest.approx(theirs.propagations)
 
 
 @pytest.mark.parametrize("build", [convnet, bn_convnet, SharesModules, PatchTransformer])
@@ -173,15 +189,14 @@ def test_before_with_n_0_at_eta_0_is_plain_backprop(build: Build, m: int, batch:
 
 
 @pytest.mark.parametrize("grad_at", GRAD_AT)
-def test_statistics_move_once_for_each_weight_gradient(
-    grad_at: Literal["after", "before"], batch: Batch
-) -> None:
-    """BatchNorm in f0: m passes move its statistics; inner and attack-only passes do not."""
+def test_statistics_move_once_for_each_weight_gradient(grad_at: GradAt, batch: Batch) -> None:
+    """BatchNorm in f0: inner and attack-only passes do not move its statistics."""
     x, y = batch
     model = bn_convnet()
     YOPO(model, Linf(0.1), m=3, n=5, first_layer="2", grad_at=grad_at).backward(x, y)
-    assert int(model.state_dict()["1.num_batches_tracked"]) == 3
-    assert int(model.state_dict()["4.num_batches_tracked"]) == 3
+    moved = 1 if grad_at == "last" else 3
+    assert int(model.state_dict()["1.num_batches_tracked"]) == moved
+    assert int(model.state_dict()["4.num_batches_tracked"]) == moved
 
 
 def test_batchnorm_in_f0_uses_batch_statistics_in_the_inner_loop(batch: Batch) -> None:
@@ -217,7 +232,7 @@ def test_five_lines_train_any_model(
     build: Build,
     shape: tuple[int, ...],
     first_layer: str | None,
-    grad_at: Literal["after", "before"],
+    grad_at: GradAt,
 ) -> None:
     """It learns to classify a few images under attack."""
     y = torch.arange(8) % 4
@@ -226,7 +241,7 @@ def test_five_lines_train_any_model(
     method = YOPO(model, Linf(0.02), m=2, n=2, first_layer=first_layer, grad_at=grad_at)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     losses = []
-    for _ in range(60):
+    for _ in range(100 if grad_at == "last" else 60):  # only its strongest perturbation counts
         out = method.backward(x, y)
         optimizer.step()
         optimizer.zero_grad()
@@ -255,7 +270,7 @@ def test_randomness_comes_from_the_generator(batch: Batch) -> None:
         ({"m": 0}, "m to be a whole number of at least 1"),
         ({"m": 2.5}, "m to be a whole number"),
         ({"n": -1}, "n to be a whole number of at least 0"),
-        ({"grad_at": "later"}, "'after' or 'before'"),
+        ({"grad_at": "later"}, "'after' or 'before' or 'last'"),
     ],
 )
 def test_bad_options_name_the_fix(options: dict[str, object], message: str) -> None:

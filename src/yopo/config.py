@@ -142,7 +142,7 @@ class YOPOConfig(_Strict):
     m: Count = 5
     n: Annotated[int, Field(ge=0)] = 3
     first_layer: str | None = Field(None, description="module where f0 ends; found by default")
-    grad_at: Literal["after", "before"] = "after"
+    grad_at: Literal["after", "before", "last"] = "after"
 
 
 class TRADESYOPOConfig(_Strict):

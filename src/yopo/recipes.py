@@ -17,10 +17,11 @@ _WARMUP = "1 epoch of learning-rate warm-up, which the paper does not have"
 def method_tree(spec: str) -> Tree:
     """ "yopo-5-3" as {"name": "yopo", "m": 5, "n": 3}; also pgd-10, free-8, trades-10, fast, …
 
-    "yopo-5-3-before" takes the weight gradients as the released code does.
+    "yopo-5-3-before" takes the weight gradients as the released code does, "yopo-5-3-last" one.
     """
-    if spec.startswith("yopo") and spec.endswith("-before"):
-        return method_tree(spec.removesuffix("-before")) | {"grad_at": "before"}
+    start, _, which = spec.rpartition("-")
+    if start.startswith("yopo") and which in ("before", "last"):
+        return method_tree(start) | {"grad_at": which}
     names = {
         "natural": (),
         "fast": (),

@@ -20,8 +20,9 @@ class YOPO(AdversarialMethod):
     first_layer: name of the module where f0 ends ("conv1", "layer1"); found when None.
     grad_at: "after" takes each weight gradient at eta^{j,n}, as the paper's formula does, for one
     more (attack-only) propagation. "before" takes it at eta^{j,0}, as the released code does.
+    "last" takes one, at eta^{m,n}, as TRADES-YOPO does; the m propagations are attack-only then.
     All passes run with the model's own training flags; only those that give weight gradients move
-    BatchNorm's running statistics. The m weight gradients are averaged.
+    BatchNorm's running statistics. The weight gradients are averaged.
     """
 
     def __init__(
@@ -32,14 +33,14 @@ class YOPO(AdversarialMethod):
         m: int = 5,
         n: int = 3,
         first_layer: str | None = None,
-        grad_at: Literal["after", "before"] = "after",
+        grad_at: Literal["after", "before", "last"] = "after",
         loss: Loss | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(model, threat, loss=loss, generator=generator)
         check_at_least("m", m, 1)
         check_at_least("n", n, 0)
-        check_choice("grad_at", grad_at, ("after", "before"))
+        check_choice("grad_at", grad_at, ("after", "before", "last"))
         self.m = m
         self.n = n
         self.grad_at = grad_at
@@ -51,7 +52,7 @@ class YOPO(AdversarialMethod):
         self.split.cut(x)
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
-        run = self._after if self.grad_at == "after" else self._before
+        run = {"after": self._after, "before": self._before, "last": self._last}[self.grad_at]
         return run(x, y, self._start(x, eta))
 
     def _after(self, x: Tensor, y: Tensor, eta: Tensor) -> Step:
@@ -71,6 +72,14 @@ class YOPO(AdversarialMethod):
             eta, loss, logits = self._round(x, eta, objective, weights=1 / self.m)
             total = total + loss
         return Step(total / self.m, logits, eta, self.m * FULL)
+
+    def _last(self, x: Tensor, y: Tensor, eta: Tensor) -> Step:
+        """U = ∇θ loss(x + eta^{m,n}); for affine f0 and L∞ this is PGD-m with steps of n·α₁."""
+        objective = self._objective(y)
+        for _ in range(self.m):
+            eta, _, _ = self._round(x, eta, objective, weights=None)
+        loss, logits = backpropagate(self.model, x + eta, objective)
+        return Step(loss, logits, eta, self.m * ATTACK_ONLY + FULL)
 
     def _round(
         self, x: Tensor, eta: Tensor, objective: Objective, weights: float | None

@@ -40,7 +40,8 @@ class Run:
         label = LABELS.get(m["name"], m["name"].upper())
         names = ("m",) if m["name"] == "pmp" else ("steps", "m", "n")
         numbers = [str(m[k]) for k in names if k in m]
-        return "-".join([label, *numbers]) + (" before" if m.get("grad_at") == "before" else "")
+        which = m.get("grad_at", "after")
+        return "-".join([label, *numbers]) + (f" {which}" if which != "after" else "")
 
     @property
     def label(self) -> str:
