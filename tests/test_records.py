@@ -134,3 +134,26 @@ def test_what_the_readme_says_beside_its_tables() -> None:
     ratios = [epoch[row] / epoch["PGD-10"] for row in ("YOPO-5-3", "YOPO-3-5")]
     assert f"takes {ratios[0]:.2f} of PGD-10's time, YOPO-3-5 {ratios[1]:.2f}" in readme
     assert f"with YOPO's 40 ({40 / 105:.2f} of the time)" in readme
+
+
+def test_one_weight_gradient_instead_of_m() -> None:
+    page = (ROOT / "docs/reproduction.md").read_text()
+    worst: dict[tuple[str, str], float] = {}
+    folders = sorted((ROOT / "records/equal-cost-cpu").glob("*-seed-0/*"))
+    assert len(folders) == 8
+    for first in folders:
+        kind, method = first.parent.name.removesuffix("-seed-0"), first.name
+        runs = read_runs([first.parents[1] / f"{kind}-seed-{s}" / method for s in (0, 1, 2)])
+        found = [run.evaluations["eval.json"] for run in runs]
+        shares = [100 * e["worst"]["accuracy"] for e in found]
+        worst[kind, method] = sum(shares) / 3
+        clean = sum(100 * e["accuracy"]["clean"] for e in found) / 3
+        spent = (runs[0].result or {})["propagations"]
+        f0 = "conv1 and ReLU" if kind == "relu1" else "conv1"
+        line = f"| {f0} | {method} | {runs[0].config['epochs']} | {spent:.1f} | {clean:.2f} | "
+        line += f"{worst[kind, method]:.2f} ({min(shares):.2f}–{max(shares):.2f}) |"
+        assert line in page, line
+    paper = worst["affine", "yopo-3-5"]
+    more = worst["epochs", "yopo-3-5-last"] - paper
+    assert f"is {more:.1f} points more robust in as many" in (ROOT / "README.md").read_text()
+    assert f"is {worst['affine', 'yopo-3-5-last'] - paper:.1f} points more robust" in page
