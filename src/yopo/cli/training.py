@@ -51,7 +51,7 @@ TRAIN = """examples:
 COMPARE = """examples:
   yopo compare demo --methods natural,pgd-15,yopo-3-5 --out runs/compare
   yopo compare cifar10-fast --methods pgd-10,yopo-5-3,trades-yopo-3-4 --epochs 15 --out runs/c10
-  yopo compare cifar10-fast --methods nfgsm,pgd-3,yopo-3-3 --propagations 120 --out runs/equal"""
+  yopo compare cifar10-fast --methods nfgsm,pgd-5,yopo-3-3 --propagations 120 --out runs/equal"""
 
 
 def train_options(parser: argparse.ArgumentParser) -> None:

@@ -74,7 +74,7 @@ class YOPO(AdversarialMethod):
         return Step(total / self.m, logits, eta, self.m * FULL)
 
     def _last(self, x: Tensor, y: Tensor, eta: Tensor) -> Step:
-        """U = ∇θ loss(x + eta^{m,n}); for affine f0 and L∞ this is PGD-m with steps of n·α₁."""
+        """U = ∇θ loss(x + eta^{m,n}); for affine f0 and L∞ PGD-m with steps of n·α₁, train mode."""
         objective = self._objective(y)
         for _ in range(self.m):
             eta, _, _ = self._round(x, eta, objective, weights=None)
