@@ -24,7 +24,7 @@ from yopo import PGD, TRADES, YOPO, Linf, Normalize, Split
 from yopo.attacks import cw, pgd
 from yopo.models import SmallCNN, preactresnet18, wideresnet
 from yopo.pmp import Dynamics
-from yopo.split import _watch_costate, forward_hook
+from yopo.split import _watch_costate
 
 
 def small_resnet() -> nn.Module:
@@ -261,7 +261,7 @@ def test_inner_steps_have_the_weights_of_the_propagation(norm: Any, batch: Batch
                 p.add_(0.3 * torch.randn_like(p))
         split = Split(model, "1")
         split.cut(x)
-        with forward_hook(model[1], lambda _m, _a, out, seen=seen: seen.append(out.detach())):
+        with model[1].register_forward_hook(lambda _m, _a, out, s=seen: s.append(out.detach())):
             at = split.propagate(x, lambda z: F.cross_entropy(z, y), weights=weights)
         assert at.f0 is not None
         assert at.p is not None

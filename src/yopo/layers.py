@@ -18,7 +18,7 @@ from yopo.frozen import (
     uncompiled,
     untouched,
 )
-from yopo.split import Cut, Split, Stopped, forward_hook, own
+from yopo.split import Cut, Split, Stopped, own
 
 Theta = Sequence[nn.Parameter]  # the parameters of one layer
 
@@ -140,7 +140,7 @@ class Watched:
 
         with ExitStack() as hooks, eager(self._eager):
             for t, module in enumerate(self._ends):
-                hooks.enter_context(forward_hook(module, cut(t)))
+                hooks.enter_context(module.register_forward_hook(cut(t)))
             logits = self.model(begun[0][0].clone())
         found.append(Piece(begun[-1][0], logits, begun[-1][1]))
         if len(found) != len(self.names):
@@ -163,10 +163,10 @@ class Watched:
             if t > 0:
                 shape = (len(x), *self._example.shape[1:])
                 given = self._example.to(x.device).expand(shape).clone()
-                stack.enter_context(forward_hook(self._ends[t - 1], enter))
+                stack.enter_context(self._ends[t - 1].register_forward_hook(enter))
                 stack.enter_context(torch.no_grad())
             if t < len(self._ends):
-                stack.enter_context(forward_hook(self._ends[t], leave))
+                stack.enter_context(self._ends[t].register_forward_hook(leave))
             try:
                 logits: Tensor = self.model(given)
             except Stopped as left:

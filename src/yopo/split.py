@@ -7,8 +7,9 @@ possible and whether f0 is affine.
 
 import difflib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -172,7 +173,7 @@ class _F0:
             raise Stopped(output)
 
         rng = forked_rng(x, self.rng) if self.rng else nullcontext()
-        with rng, forward_hook(self.module, stop), eager(self.eager):
+        with rng, self.module.register_forward_hook(stop), eager(self.eager):
             try:
                 model(x.clone())  # a copy: see propagate
             except Stopped as reached:
@@ -192,23 +193,13 @@ def _watch_costate(module: nn.Module) -> Iterator[list[Tensor]]:
         output.register_hook(found.append)
         return output
 
-    with forward_hook(module, watch):
+    with module.register_forward_hook(watch):
         yield found
 
 
 def own(output: Tensor) -> Tensor:
     """The value itself, not a view: writing into a view in place would change its history."""
     return output.clone() if output._is_view() else output
-
-
-@contextmanager
-def forward_hook(module: nn.Module, hook: Callable[..., Tensor | None]) -> Iterator[None]:
-    """Watch a module in the block."""
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 # ---------------------------------------------------------------- finding the cut
@@ -230,25 +221,21 @@ IsCut = Callable[[_Call], bool]
 def _record(model: nn.Module, x: Tensor) -> tuple[list[_Call], IsCut]:
     """Run the frozen model once; list the calls in the order they finish."""
     calls: list[_Call] = []
-    handles = []
-    for name, module in model.named_modules():
 
-        def note(module: nn.Module, _args: object, output: object, name: str = name) -> object:
-            edge = None
-            if isinstance(output, Tensor):
-                output = own(output)
-                edge = (output.grad_fn, output.output_nr) if output.grad_fn else None
-            calls.append(_Call(name, module, edge, isinstance(output, Tensor)))
-            return output
+    def note(name: str, module: nn.Module, _args: object, output: object) -> object:
+        edge = None
+        if isinstance(output, Tensor):
+            output = own(output)
+            edge = (output.grad_fn, output.output_nr) if output.grad_fn else None
+        calls.append(_Call(name, module, edge, isinstance(output, Tensor)))
+        return output
 
-        if name:  # the whole network is no first layer
-            handles.append(module.register_forward_hook(note))
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:  # the whole network is no first layer
+                hooks.enter_context(module.register_forward_hook(partial(note, name)))
         # The clone gives the input a node of its own, so that an identity layer has one too.
         logits = Frozen(model)(x.clone())
-    finally:
-        for handle in handles:
-            handle.remove()
     if not isinstance(logits, Tensor):
         raise ValueError(f"expected logits from the model, got {type(logits).__name__}")
     if logits.grad_fn is None:
