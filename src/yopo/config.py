@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    ValidationError,
+)
 
 Tree = dict[str, Any]  # nested: {"method": {"name": "yopo", "m": 5}, "epochs": 40}
 
@@ -62,6 +69,7 @@ def _list(value: object) -> object:
 Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Part = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
 Names = Annotated[list[str], BeforeValidator(_list)]
 Options = Annotated[dict[str, Any], BeforeValidator(_options)]
@@ -140,7 +148,7 @@ class YOPOConfig(_Strict):
 
     name: Literal["yopo"] = "yopo"
     m: Count = 5
-    n: Annotated[int, Field(ge=0)] = 3
+    n: NonNegativeInt = 3
     first_layer: str | None = Field(None, description="module where f0 ends; found by default")
     grad_at: Literal["after", "before", "last"] = "after"
 
@@ -150,7 +158,7 @@ class TRADESYOPOConfig(_Strict):
 
     name: Literal["trades-yopo"] = "trades-yopo"
     m: Count = 3
-    n: Annotated[int, Field(ge=0)] = 4
+    n: NonNegativeInt = 4
     beta: NotNegative = Field(6.0, description="weight of the consistency, the paper's 1/λ")
     first_layer: str | None = Field(None, description="module where f0 ends; found by default")
     attack_mode: Literal["eval", "train"] = "eval"
@@ -192,12 +200,12 @@ class DataConfig(_Strict):
     root: Path | None = Field(None, description="folder with the data (mnist, cifar10, folder)")
     path: Path | None = Field(None, description="file with the data (npz)")
     size: Count | None = Field(None, description="side that images of a folder are brought to")
-    held_out: Annotated[int, Field(ge=1)] = Field(
+    held_out: Count = Field(
         500, description="training images kept aside to choose the best weights"
     )
-    crop: Annotated[int, Field(ge=0)] = Field(0, description="random shift, in pixels")
+    crop: NonNegativeInt = Field(0, description="random shift, in pixels")
     flip: bool = Field(False, description="mirror at random")
-    cutout: Annotated[int, Field(ge=0)] = Field(0, description="side of a blanked square")
+    cutout: NonNegativeInt = Field(0, description="side of a blanked square")
     resident: bool = Field(True, description="keep all images on the device")
 
 
@@ -220,9 +228,7 @@ class OptimizerConfig(_Strict):
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = 0.1
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.9, description="of adamw the first beta"
-    )
+    momentum: Part = Field(0.9, description="of adamw the first beta")
     nesterov: bool = Field(False, description="sgd alone")
     weight_decay: NotNegative = 5e-4
     clip: Positive | None = Field(None, description="largest norm of the gradient")
@@ -252,7 +258,7 @@ class EvaluateConfig(_Strict):
 class DiagnoseConfig(_Strict):
     """How well frozen co-states do while training; see docs/diagnose.md."""
 
-    every: Annotated[int, Field(ge=0)] = Field(0, description="epochs between looks; 0: never")
+    every: NonNegativeInt = Field(0, description="epochs between looks; 0: never")
     images: Annotated[int, Field(ge=2)] = Field(64, description="held-out images to look at")
 
 
@@ -294,10 +300,8 @@ class Config(_Strict):
     seed: int = 0
     train_eps: Positive = Field(1.0, description="radius of the ball trained with, in threat.eps")
     eps_warmup: NotNegative = Field(0.0, description="epochs in which eps grows from 0")
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    ema: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="decay of the averaged weights"
-    )
+    label_smoothing: Part = 0.0
+    ema: Part = Field(0.0, description="decay of the averaged weights")
     precision: Literal["float32", "bf16"] = "float32"
     engine: Literal["auto", "plain", "compiled"] = Field(
         "auto", description="auto is compiled (and captured) on a GPU, plain elsewhere"
@@ -445,7 +449,7 @@ def _is_section(annotation: object) -> bool:
 
 def _sentence(tree: Tree, error: dict[str, Any]) -> str:
     """One problem in words, with near names where a name is unknown."""
-    kinds = {kind.model_fields["name"].default for kind in _SECTIONS}
+    kinds = {k.model_fields["name"].default for s in ("method", "threat") for k in _kinds(s)}
     where = [str(part) for part in error["loc"] if part not in kinds]
     dotted = ".".join(where)
     if error["type"] == "extra_forbidden":
@@ -467,24 +471,15 @@ def _sentence(tree: Tree, error: dict[str, Any]) -> str:
     return f"{dotted}: {message}, got {error['input']!r}"
 
 
-_SECTIONS: list[type[BaseModel]] = [
-    *get_args(get_args(MethodConfig)[0]),
-    *get_args(get_args(ThreatConfig)[0]),
-]
-
-
 def _kinds(section: str) -> list[type[BaseModel]]:
+    """The sections to choose from, where there are several: methods, threats."""
     return [c for c in get_args(Config.model_fields[section].annotation) if _is_section(c)]
 
 
 def _known(tree: Tree, section: str) -> list[str]:
     if not section:
         return list(Config.model_fields)
-    annotation = Config.model_fields[section].annotation
-    if _is_section(annotation):
-        return list(annotation.model_fields)  # type: ignore[union-attr]
-    given = tree.get(section, {}).get("name")
-    return next(
-        (list(k.model_fields) for k in _kinds(section) if k.model_fields["name"].default == given),
-        [],
-    )
+    for kind in _kinds(section):
+        if kind.model_fields["name"].default == tree[section]["name"]:
+            return list(kind.model_fields)
+    return list(Config.model_fields[section].annotation.model_fields)  # type: ignore[union-attr]
