@@ -97,6 +97,8 @@ def test_numbers_lists_and_options_from_strings() -> None:
         ({"method.name": "yopo", "method.mm": "3"}, r"did you mean method\.m\?"),
         ({"method.name": "pgd", "method.m": "3"}, r"no setting method\.m; there are: name, steps"),
         ({"threat.epz": "1"}, r"did you mean threat\.eps\?"),
+        ({"pgd": "3"}, r"no setting pgd;"),
+        ({"method.free": "3"}, r"no setting method\.free; there are: name, m"),
         ({"threat.eps": "0"}, r"threat\.eps: .*greater than 0, got '0'"),
         ({"threat.eps": "8/0"}, r"threat\.eps: .*valid number"),
         ({"method.m": "0"}, r"method\.m: .*greater than or equal to 1"),

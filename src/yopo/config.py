@@ -449,8 +449,8 @@ def _is_section(annotation: object) -> bool:
 
 def _sentence(tree: Tree, error: dict[str, Any]) -> str:
     """One problem in words, with near names where a name is unknown."""
-    kinds = {k.model_fields["name"].default for s in ("method", "threat") for k in _kinds(s)}
-    where = [str(part) for part in error["loc"] if part not in kinds]
+    first, *inside = map(str, error["loc"])
+    where = [first, *(inside[1:] if _kinds(first) else inside)]  # without the name of its kind
     dotted = ".".join(where)
     if error["type"] == "extra_forbidden":
         section = ".".join(where[:-1])
@@ -473,7 +473,8 @@ def _sentence(tree: Tree, error: dict[str, Any]) -> str:
 
 def _kinds(section: str) -> list[type[BaseModel]]:
     """The sections to choose from, where there are several: methods, threats."""
-    return [c for c in get_args(Config.model_fields[section].annotation) if _is_section(c)]
+    info = Config.model_fields.get(section)
+    return [c for c in get_args(info.annotation) if _is_section(c)] if info else []
 
 
 def _known(tree: Tree, section: str) -> list[str]:
