@@ -9,22 +9,11 @@ import yaml
 from yopo import PMP
 from yopo.build import build_method
 from yopo.cli.training import resolve
-from yopo.config import (
-    Config,
-    L2Config,
-    PGDConfig,
-    YOPOConfig,
-    fields,
-    fraction,
-    nested,
-    overlay,
-    rescaled,
-    validate,
-    with_radius,
-)
+from yopo.config import Config, fields, nested, overlay, rescaled, validate, with_radius
 from yopo.models import SmallCNN
 from yopo.recipes import RECIPES, method_tree, recipe
 from yopo.schedule import rate
+from yopo.sections import L2Config, PGDConfig, YOPOConfig, fraction
 
 
 def test_flags_over_a_recipe() -> None:

@@ -16,7 +16,7 @@ LAYERS = [
     {"yopo.recipes", "yopo.train"},
     {"yopo.measure", "yopo.run_folder"},
     {"yopo.build", "yopo.schedule", "yopo.snapshot"},
-    {"yopo.config", "yopo.distributed", "yopo.guard", "yopo.progress"},
+    {"yopo.config", "yopo.sections", "yopo.distributed", "yopo.guard", "yopo.progress"},
     {"yopo"},
     {"yopo.engine", "yopo.evaluation"},
     {"yopo.compiled", "yopo.ema"},

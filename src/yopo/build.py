@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import yopo
-from yopo.config import (
-    Config,
+from yopo.config import Config
+from yopo.frozen import forked_rng
+from yopo.sections import (
     L2Config,
     LinfConfig,
     ModelConfig,
@@ -23,7 +24,6 @@ from yopo.config import (
     TRADESYOPOConfig,
     YOPOConfig,
 )
-from yopo.frozen import forked_rng
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "smallcnn": yopo.models.SmallCNN,

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from yopo.cli.common import check_writable, nothing_else, pick_device
-from yopo.config import fraction
+from yopo.sections import fraction
 
 if TYPE_CHECKING:
     from torch import Tensor

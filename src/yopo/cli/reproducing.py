@@ -13,10 +13,11 @@ from yopo import checkpoint
 from yopo.cli.common import check_drawing, nothing_else, pages, pick_device
 from yopo.cli.evaluating import choose_threat, run_eval
 from yopo.cli.training import train_one
-from yopo.config import Config, Tree, fraction, validate
+from yopo.config import Config, Tree, validate
 from yopo.evaluation.names import parse, parse_all
 from yopo.reproduction import FIGURES, TABLES, folder
 from yopo.run_folder import LAST
+from yopo.sections import fraction
 
 if TYPE_CHECKING:
     from yopo.report.reproduced import Summary
