@@ -241,7 +241,7 @@ def test_the_exchanges_run_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     dist.init_process_group("nccl", rank=0, world_size=1, device_id=device)
     try:
         net = yopo.models.preactresnet18(width=4, blocks=(1, 1)).to(device)
-        distributed.same_everywhere(net)
+        distributed.same_everywhere([*net.parameters(), *net.buffers()])
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
         distributed.average_gradients_before_each_step(optimizer)
         synced = distributed.synchronise_batchnorm(net)

@@ -1,6 +1,7 @@
 """Several processes: who am I, and one exchange of gradients for each optimizer step."""
 
 import os
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -47,9 +48,9 @@ def average_gradients_before_each_step(optimizer: Optimizer) -> None:
     optimizer.register_step_pre_hook(exchange)
 
 
-def same_everywhere(model: nn.Module) -> None:
-    """Give every process the parameters and buffers of the first."""
-    for tensor in [*model.parameters(), *model.buffers()]:
+def same_everywhere(tensors: Iterable[Tensor]) -> None:
+    """Give every process the values of the first."""
+    for tensor in tensors:
         dist.broadcast(tensor.detach(), 0)
 
 

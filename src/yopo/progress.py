@@ -37,7 +37,6 @@ class Progress:
     propagations: float = 0.0  # per training image
     loss_sum: float = 0.0  # of this epoch
     right: float = 0.0
-    seen: float = 0.0
     # Held-out robust accuracy of the best weights (clean in natural training); 2 less if they have
     # learnt nothing.
     best: float = -3.0

@@ -65,7 +65,7 @@ class Trainer:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimizer = build_optimizer(config, self.model)
         if self.world > 1:
-            distributed.same_everywhere(self.model)
+            distributed.same_everywhere([*self.model.parameters(), *self.model.buffers()])
             distributed.average_gradients_before_each_step(self.optimizer)
         if config.optimizer.clip:  # after the exchange, and in each of Free's steps too
             self.optimizer.register_step_pre_hook(self._clip)
@@ -177,7 +177,6 @@ class Trainer:
             out = self._step(x, y, p.step)
             loss += out.loss
             right += (out.logits.argmax(1) == y).sum()
-            p.seen += len(y)
             p.step += 1
             p.propagations += out.propagations / steps
             if p.step % every and p.step < steps:
@@ -254,18 +253,15 @@ class Trainer:
         """Evaluate, guard, write a line, save."""
         p, c = self.progress, self.config
         if self.world > 1 and not c.sync_batchnorm:
-            for buffer in self.model.buffers():
-                dist.broadcast(buffer, 0)
-        sums = torch.tensor([p.right, p.seen, p.loss_sum], dtype=torch.float64, device=self.device)
-        total = distributed.summed(sums)
-        right, seen, loss_sum = total.tolist()
+            distributed.same_everywhere(self.model.buffers())
+        loss_sum, right = self._sums()
         line: dict[str, Any] = {
             "epoch": p.epoch + 1,
             "train_seconds": p.train_seconds,
             "propagations": p.propagations,
             "rate": p.rate_scale * rate(c, p.epoch),
-            "loss": loss_sum / self.world / max(p.step, 1),
-            "train_accuracy": right / max(seen, 1),
+            "loss": loss_sum / self.world / p.step,
+            "train_accuracy": right / (p.step * c.batch),
         }
         if reason is None and not self.snapshot.is_finite():
             reason = "the weights are not finite"
@@ -304,7 +300,7 @@ class Trainer:
                 self._recover(reason)
                 return
             self.watch.say(f"collapse: {reason}; ignored, as guard.action says")
-        p.epoch, p.step, p.loss_sum, p.right, p.seen = p.epoch + 1, 0, 0.0, 0.0, 0.0
+        p.epoch, p.step, p.loss_sum, p.right = p.epoch + 1, 0, 0.0, 0.0
         due = time.monotonic() - self._saved_at >= c.checkpoint.pause or p.epoch == c.epochs
         if self._anyone(due)[0]:
             self._save(good=True)
@@ -396,14 +392,15 @@ class Trainer:
 
         A run that goes on and one that is resumed are then the same.
         """
-        p = self.progress
-        sums = distributed.summed(
-            torch.tensor([p.loss_sum, p.right, p.seen], dtype=torch.float64, device=self.device)
-        )
-        mine = sums.tolist() if self.rank == 0 else [0.0, 0.0, 0.0]
-        p.loss_sum, p.right, p.seen = mine
-        for buffer in self.model.buffers():
-            dist.broadcast(buffer, 0)
+        p, sums = self.progress, self._sums()
+        p.loss_sum, p.right = sums if self.rank == 0 else (0.0, 0.0)
+        distributed.same_everywhere(self.model.buffers())
+
+    def _sums(self) -> tuple[float, float]:
+        """This epoch's losses and right answers so far, over all processes."""
+        mine = [self.progress.loss_sum, self.progress.right]
+        sums = distributed.summed(torch.tensor(mine, dtype=torch.float64, device=self.device))
+        return float(sums[0]), float(sums[1])
 
     def resume(self) -> bool:
         """Go on from the newest sound checkpoint in the folder; say whether there was one."""
@@ -441,7 +438,7 @@ class Trainer:
         if self.progress.best_epoch < 0:  # an earlier version wrote another number for none
             self.progress.best = Progress.best
         if self.rank > 0:  # the sums over all processes belong to the first
-            self.progress.loss_sum = self.progress.right = self.progress.seen = 0.0
+            self.progress.loss_sum = self.progress.right = 0.0
 
     def _identity(self) -> dict[str, Any]:
         return what_counts(self.config) | {"training data": self._data_digest}
