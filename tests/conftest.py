@@ -13,6 +13,10 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 Batch = tuple[Tensor, Tensor]
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -30,6 +34,12 @@ def _float64_and_seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture
+def float32() -> None:
+    """As users have it; what sets it to float64 for each test sets it back too."""
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture

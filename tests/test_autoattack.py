@@ -1,7 +1,6 @@
 """AutoAttack through us is AutoAttack itself; and independent oracles for the other attacks."""
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +37,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyautoattack.AutoAttack, "_set_version", shortened)
 
 
-@pytest.fixture(autouse=True)
-def _float32() -> Iterator[None]:
-    """The package itself, called directly, works with this default only."""
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+# The package itself, called directly, works with this default only.
+pytestmark = pytest.mark.usefixtures("float32")
 
 
 def direct(

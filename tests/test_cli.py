@@ -10,12 +10,10 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import yaml
 
 from tests.conftest import assert_same
@@ -31,11 +29,7 @@ TINY = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _float32() -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float32")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,11 +24,7 @@ from yopo.evaluation.journal import weights_digest
 __all__ = ["npz"]
 
 
-@pytest.fixture(autouse=True)
-def _float32() -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float32")
 
 
 SETTINGS: Tree = {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import yopo
 import yopo.train
-from tests.conftest import assert_same
+from tests.conftest import GPU, assert_same
 from tests.runs import BASE, Silent, tiny_data, tiny_trainer
 from yopo import checkpoint, distributed
 from yopo.config import Tree, overlay, validate
@@ -262,13 +262,7 @@ def test_the_exchanges_run_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     "backend",
     [
         "gloo",
-        pytest.param(
-            "nccl",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-            ],
-        ),
+        pytest.param("nccl", marks=GPU),
     ],
 )
 @pytest.mark.parametrize("name", ["yopo", "free"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.conftest import Batch, assert_same, bn_convnet, convnet
+from tests.conftest import GPU, Batch, assert_same, bn_convnet, convnet
 from yopo import (
     EMA,
     L2,
@@ -56,10 +56,6 @@ DEEP: dict[str, Build] = {
     "trades-yopo deep": lambda net, _, t: TRADESYOPO(net, t, m=2, n=3, first_layer="relu1"),
 }
 every_method = pytest.mark.parametrize("build", METHODS.values(), ids=METHODS.keys())
-gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 
 
 def sgd(net: nn.Module) -> torch.optim.SGD:
@@ -369,7 +365,7 @@ CASES = ["small float32", "own float32", "resnet float64", "wide float64"]
 
 
 class TestOnAGPU:
-    pytestmark = gpu
+    pytestmark = GPU
 
     @pytest.mark.parametrize("case", CASES)
     @pytest.mark.parametrize("name", [*METHODS, *DEEP])
@@ -390,7 +386,7 @@ class TestOnAGPU:
 
 
 class TestMoreOnAGPU:
-    pytestmark = gpu
+    pytestmark = GPU
 
     def test_random_numbers_differ_at_every_replay(self) -> None:
         net = small()

@@ -7,17 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.conftest import Batch, assert_same, bn_convnet, convnet, grads
+from tests.conftest import GPU, Batch, assert_same, bn_convnet, convnet, grads
 from tests.test_methods import THREAT, Make, every_method
 from tests.test_yopo import GRAD_AT
 from yopo import YOPO, Linf, Natural, evaluate
 from yopo.attacks import cw, pgd
 from yopo.models import preactresnet18
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = GPU
 
 
 @every_method

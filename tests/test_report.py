@@ -6,7 +6,6 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -35,11 +34,7 @@ __all__ = ["run"]
 PGD, YOPO, NATURAL = ({"method": m} for m in ({"name": "pgd", "steps": 5}, {}, {"name": "natural"}))
 
 
-@pytest.fixture(autouse=True)
-def _float32() -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float32")
 
 
 @pytest.fixture

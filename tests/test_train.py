@@ -5,7 +5,6 @@ import multiprocessing
 import random
 import resource
 import types
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,12 +35,7 @@ from yopo.measure import commonest
 from yopo.progress import StopRequested
 from yopo.run_folder import RunFolder
 
-
-@pytest.fixture(autouse=True)
-def _float32() -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float32")
 
 
 def lines(out: Path) -> list[dict[str, float]]:
