@@ -273,12 +273,13 @@ class Engine:
     def _prepare(self, x: Tensor, y: Tensor) -> None:
         self.method.prepare(x, y)
         self._shape, self._targets = x.shape, (y.shape, y.dtype)
-        plain = {k: v for k, v in vars(self.method).items() if isinstance(v, int | float | str)}
-        self._made_for = getattr(self.method, "threat", None), self.method.loss, plain
+        threat: Any = getattr(self.method, "threat", None)
+        kinds = (int, float, str)
+        settings = {k: v for k, v in vars(self.method).items() if isinstance(v, kinds)}
+        self._made_for = threat, self.method.loss, settings
         self._watched = list(self.method.model.parameters()), list(self.method.model.modules())
         self._flags = self._read_flags()
         self._eta = self.method.eta if isinstance(self.method, Free) else None
-        threat: Any = getattr(self.method, "threat", None)
         if type(threat) in (Linf, L2):
             self._full, self._threat = threat, _on_device(threat, self.device, self.compile)
         if self.device.type == "cuda":
@@ -376,11 +377,10 @@ class Engine:
         """The method on another form of the network, with the threat's numbers on the device."""
         method = copy.copy(self.method)
         method.model = model
-        if isinstance(method, AdversarialMethod) and self._threat is not None:
+        if isinstance(method, AdversarialMethod) and self._full is not None:
             method.threat = self._threat
             if not isinstance(model, Compiled):  # it may meet batches of any shape
-                kind: Any = type(self._full)
-                method.threat = unchecked(kind, self._threat.eps, self._threat.step)
+                method.threat = unchecked(type(self._full), self._threat.eps, self._threat.step)
         if isinstance(method, YOPO | TRADESYOPO) and cut is not None:
             method.split = Split(model, known=cut)
         if isinstance(model, Compiled):
@@ -522,8 +522,7 @@ def _on_device(threat: Linf | L2, device: torch.device, compiled: bool) -> Linf 
     """The threat with radius and step as tensors; its ascent is one kernel where compiled."""
     kind: Any = type(threat)
     eps, step = (torch.tensor(v, device=device) for v in (threat.eps, threat.step))
-    made: Linf | L2 = unchecked(_compiled_kind(kind) if compiled else kind, eps, step)
-    return made
+    return unchecked(_compiled_kind(kind) if compiled else kind, eps, step)
 
 
 @cache

@@ -6,7 +6,7 @@ start, a projection, and n ascent steps along one fixed gradient. Any object wit
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -112,10 +112,7 @@ class L2:
         return eta
 
 
-Ball = TypeVar("Ball", Linf, L2)
-
-
-def unchecked(kind: type[Ball], eps: float | Tensor, step: float | Tensor) -> Ball:
+def unchecked(kind: type[Linf | L2], eps: float | Tensor, step: float | Tensor) -> Linf | L2:
     """A ball of any radius, or with tensors that a captured step reads anew."""
     made = object.__new__(kind)
     object.__setattr__(made, "eps", eps)

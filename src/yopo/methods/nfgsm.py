@@ -1,6 +1,6 @@
 """N-FGSM (de Jorge et al. 2022): strong noise, one step, and no projection on the ball."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +46,7 @@ class NFGSM(AdversarialMethod):
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         objective = self._objective(y)
-        kind: Any = type(self.threat)
-        eps = self.threat.eps
+        kind, eps = type(self.threat), self.threat.eps
         step = self.step or eps
         # Noise and step together never leave `reach`, so only the box is left to project on.
         noise = unchecked(kind, self.noise * eps, step)
