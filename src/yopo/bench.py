@@ -52,7 +52,7 @@ class Bench:
 
     model: str
     batch: int
-    precision: str
+    precision: Literal["float32", "bf16"]
     device: str
     torch: str
     product_tflops: float
@@ -69,11 +69,11 @@ def bench(
     *,
     batch: int,
     device: torch.device,
-    precision: Literal["float32", "bf16"] = "bf16",
+    precision: Literal["float32", "bf16"],
+    options: Tree,
+    say: Callable[[str], None],
     with_literal: bool = True,
     seconds: float = 2.0,
-    options: Tree | None = None,
-    say: Callable[[str], None] = print,
 ) -> Bench:
     """Time each method on random images; `options` go to the network."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
@@ -81,7 +81,7 @@ def bench(
     natural: float | None = None
     for spec in methods:
         say(f"{model}, {spec}")
-        row = _measure(spec, result, device, with_literal, seconds, options or {}, say)
+        row = _measure(spec, result, device, with_literal, seconds, options, say)
         natural = row.step if spec == "natural" else natural
         result.rows.append(replace(row, natural=natural and row.step / natural))
     return result
@@ -124,15 +124,15 @@ def _measure(
     net, optimizer = fresh()
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = x.contiguous(memory_format=torch.channels_last)
-    if device.type == "cuda":
+    fast = device.type == "cuda"
+    if fast:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    fast = device.type == "cuda"
     engine = Engine(
         build_method(config, net, optimizer),
         optimizer,
         ema=EMA(net, 0.999),
-        precision="bf16" if precision == "bf16" else "float32",
+        precision=precision,
         compile=fast,
         say=say,
     )
@@ -140,7 +140,7 @@ def _measure(
     times = _times(lambda: engine.step(x, y), device, seconds)
     step = statistics.median(times)
     rate = flops * batch / 8 / step / 1e9
-    memory = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
+    memory = torch.cuda.max_memory_allocated(device) / 2**30 if fast else None
     return Row(
         method=spec,
         step=step,

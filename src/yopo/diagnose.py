@@ -138,9 +138,9 @@ def brief(
     y: Tensor,
     threat: Threat,
     *,
-    first_layer: str | None = None,
-    n: int = STEPS,
-    generator: torch.Generator | None = None,
+    first_layer: str | None,
+    n: int,
+    generator: torch.Generator,
 ) -> dict[str, float]:
     """A few numbers to follow while training: one split, one round of n steps."""
     with eval_mode(model):

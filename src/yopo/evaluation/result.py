@@ -16,9 +16,9 @@ from yopo.evaluation.suspicions import Suspicion
 Interval = tuple[float, float]
 
 
-def wilson(right: int, n: int, z: float = 1.959963984540054) -> Interval:
-    """Wilson's interval for a share of `right` in n; z = 1.96 is the 95% one."""
-    p = right / n
+def wilson(right: int, n: int) -> Interval:
+    """Wilson's 95% interval for a share of `right` in n."""
+    p, z = right / n, 1.959963984540054
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
     low = 0.0 if right == 0 else centre - half  # exact there, but for rounding

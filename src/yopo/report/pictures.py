@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections import Counter
 from dataclasses import dataclass
 from html import escape
 
@@ -49,15 +50,15 @@ def strip_html(strip: Strip) -> str:
     return f'<p class="small">{escape(text)}</p><div class="strip">{"".join(figures)}</div>'
 
 
-def choose(labels: Tensor, count: int = 8) -> Tensor:
-    """Rows of `count` images (N,), as many classes as there are, in order."""
-    seen: dict[int, int] = {}
+def choose(labels: Tensor) -> Tensor:
+    """Rows of eight images (N,), as many classes as there are, in order."""
+    seen: Counter[int] = Counter()
     rank = []
     for label in labels.tolist():
-        rank.append(seen.get(label, 0))
-        seen[label] = rank[-1] + 1
-    order = sorted(range(len(rank)), key=lambda i: (rank[i], i))
-    return torch.tensor(sorted(order[:count]), dtype=torch.long)
+        rank.append(seen[label])
+        seen[label] += 1
+    order = sorted(range(len(rank)), key=lambda i: rank[i])  # of equal ones the first
+    return torch.tensor(sorted(order[:8]), dtype=torch.long)
 
 
 def _img(x: Tensor, alt: str) -> str:
