@@ -67,7 +67,7 @@ def apply(augment: Augment, x: Tensor, numbers: Tensor) -> Tensor:  # (B, C, H, 
     if augment.cutout:
         square = _inside(i, top, top + augment.cutout)[:, :, None]
         keep = keep & ~(square & _inside(j, left, left + augment.cutout)[:, None])
-    return x * keep[:, None] if keep.dim() else x
+    return x * keep[:, None]
 
 
 def _inside(values: Tensor, low: Tensor | int, high: Tensor | int) -> Tensor:
@@ -148,12 +148,10 @@ class Loader:
     def _fetched(self, orders: list[Tensor]) -> Iterator[Tensor]:
         """Images from the host, the next batch being read while this one is in use."""
         with ThreadPoolExecutor(1) as pool:
-            ahead = pool.submit(self._read, orders[0]) if orders else None
-            for following in [*orders[1:], None]:
-                if ahead is None:
-                    return
-                x = ahead.result()
-                ahead = None if following is None else pool.submit(self._read, following)
+            submitted = (pool.submit(self._read, order) for order in orders)  # when asked for
+            ahead = next(submitted, None)
+            while ahead is not None:
+                x, ahead = ahead.result(), next(submitted, None)
                 yield x.to(self.device, non_blocking=True)
 
     def _read(self, order: Tensor) -> Tensor:
