@@ -6,7 +6,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import torch.distributed as dist
 from rich.console import Console
@@ -64,7 +63,8 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         if not isinstance(error, OSError) and not _is_ours(error):
             raise
-        _fail(str(error))
+        print(f"yopo: {error}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted; what was saved is kept", file=sys.stderr)
         sys.exit(130)
@@ -100,11 +100,6 @@ def run_data(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError(f"expected names of data sets, got {' '.join(rest)}")
     for name in args.names:
         get(name, args.dir or default_root())
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"yopo: {message}", file=sys.stderr)
-    sys.exit(2)
 
 
 COMMANDS: dict[str, Command] = {

@@ -57,7 +57,7 @@ def before(
 
 
 def after(correct: Mapping[str, Tensor], y: Tensor, classes: int) -> list[Suspicion]:
-    """Compare finished attacks: for each name, which images (N,) were still classified as y."""
+    """Compare finished attacks, `clean` among them: which images (N,) stay classified as y."""
     return [*_chance(correct, y, classes), *_black_box(correct)]
 
 
@@ -303,8 +303,6 @@ def _unbounded(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterat
 
 def _chance(correct: Mapping[str, Tensor], y: Tensor, classes: int) -> Iterator[Suspicion]:
     """Is one label for all images as good? Silent where even a perfect answer could not tell."""
-    if "clean" not in correct:
-        return
     n, right = len(y), int(correct["clean"].sum())
     chance = max(1 / classes, int(y.bincount().amax()) / n)
     if chance**n < 0.05 <= _tail(right, n, chance):
@@ -320,7 +318,7 @@ def _black_box(correct: Mapping[str, Tensor]) -> Iterator[Suspicion]:
     white = [v for k, v in correct.items() if k not in ("clean", "square", "autoattack")]
     if "square" not in correct or not white:
         return
-    standing = torch.stack(white).all(0) & correct.get("clean", white[0])
+    standing = torch.stack(white).all(0) & correct["clean"]
     alone, n = int((standing & ~correct["square"]).sum()), len(standing)
     if alone > 0 and _tail(alone, n, 0.01) < 0.01:
         yield Suspicion(
