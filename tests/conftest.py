@@ -64,7 +64,7 @@ def convnet(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
 
 
 def bn_convnet() -> nn.Sequential:
-    """The same with BatchNorm after the first convolution and dropout further on."""
+    """The same with BatchNorm after both convolutions, and ReLU."""
     return nn.Sequential(
         nn.Conv2d(3, 5, 3, padding=1),
         nn.BatchNorm2d(5),
