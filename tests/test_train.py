@@ -346,6 +346,12 @@ def test_collapse_is_told_from_ordinary_epochs() -> None:
     assert "unlearnt: clean accuracy fell from 96.8% to 8.5%" in str(collapse(dead))
     assert collapse(replace(dead, cleanest=0.3)) is None  # had hardly begun
     assert collapse(replace(dead, clean=0.3)) is None
+    # TRADES-10 with seed 2, epoch 1 (records/trades-10-diverged-h200); seed 0 beside it.
+    blown = Health(loss=36.6, train=0.241, robust=0.085, best=-1, clean=0.085)
+    assert "diverged: the loss is 36.6" in str(collapse(blown))
+    assert collapse(replace(blown, clean=0.28)) is None  # has learnt in spite of it
+    assert collapse(replace(blown, loss=2.36)) is None  # a plateau
+    assert collapse(replace(blown, classes=10**5)) is None
     # Of two classes, one answer is right for more than half of the images, whatever the attack.
     assert collapse(Health(loss=0.5, train=0.9, robust=0.06, best=0.57, chance=0.57)) is None
 
@@ -365,6 +371,20 @@ def test_a_huge_rate_is_rolled_back_until_it_trains(tmp_path: Path) -> None:
     assert all(v.isfinite().all() for v in trainer.model.state_dict().values())
     collapsed = [line for line in lines(tmp_path) if "collapse" in line]
     assert len(collapsed) == trainer.progress.rollbacks
+
+
+def test_a_run_that_diverges_in_its_first_epoch_starts_again(tmp_path: Path) -> None:
+    """Its numbers are finite, so nothing else shows it. What follows is the run at that rate."""
+    watcher = Silent()
+    over: Tree = {"schedule": {"name": "constant", "warmup": 0}, "guard": {"shrink": 2**-11}}
+    trainer = tiny_trainer(tmp_path / "wild", over | {"optimizer": {"lr": 2**7}}, watcher)
+    trainer.run()
+    assert [line["epoch"] for line in watcher.lines] == [1, 1, 2, 3]
+    assert "training diverged" in watcher.lines[0]["collapse"]
+    assert any("Back to the start, learning rate times" in said for said in watcher.said)
+    calm = tiny_trainer(tmp_path / "calm", over | {"optimizer": {"lr": 2**-4}})
+    calm.run()
+    assert_same(trainer.model.state_dict(), calm.model.state_dict(), tol=0)
 
 
 def test_weights_broken_by_the_last_step_of_an_epoch_are_never_kept(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ class Health:
     chance: float = 0.1  # what a network that always gives the same answer has
     clean: float = 1.0  # accuracy on held-out images
     cleanest: float = -1.0  # the best `clean` so far
+    classes: int = 10
 
 
 def learnt(clean: float, chance: float, images: int) -> bool:
@@ -43,7 +44,13 @@ def collapse(health: Health) -> str | None:
     """
     if not math.isfinite(health.loss):
         return f"the loss is {health.loss}"
-    if health.cleanest >= health.chance + 0.25 and health.clean <= health.chance + 0.05:
+    knows_nothing = health.clean <= health.chance + 0.05
+    if knows_nothing and health.loss > 4 * math.log(max(health.classes, 2)):
+        return (  # in a first epoch too, so that no later collapse goes back to it
+            f"training diverged: the loss is {health.loss:.3g}, and clean accuracy "
+            f"{health.clean:.1%}, what one answer for all images has"
+        )
+    if knows_nothing and health.cleanest >= health.chance + 0.25:
         return (
             f"all was unlearnt: clean accuracy fell from {health.cleanest:.1%} to "
             f"{health.clean:.1%}, what one answer for all images has"

@@ -90,6 +90,7 @@ class Trainer:
         self._held = data.x_train[order[:held]], data.y_train[order[:held]]
         few = self._held[1][:FEW]
         self._chance = max(commonest(y) for y in (self._held[1], few))
+        self._classes = len(data.names)
         self._test = data.x_test, data.y_test
         rest = order[held:].sort().values
         self.loader = Loader(
@@ -281,7 +282,7 @@ class Trainer:
             if p.epoch < c.eps_warmup:  # trained against less than it is measured with
                 best = -1.0
             shown = line["loss"], line["train_accuracy"], robust, best
-            reason = collapse(Health(*shown, self._chance, clean, p.cleanest))
+            reason = collapse(Health(*shown, self._chance, clean, p.cleanest, self._classes))
             if reason is None:
                 p.healthiest, p.cleanest = max(p.healthiest, robust), max(p.cleanest, clean)
             rank = score if learnt(clean, self._chance, line["images"]) else score - 2
@@ -320,8 +321,9 @@ class Trainer:
         written = ("lines", "saves", "good", "best", "best_epoch", "hardware")
         for name in spent + written:
             setattr(p, name, getattr(before, name))
+        where = f"the end of epoch {p.epoch}" if p.epoch else "the start"
         self.watch.say(
-            f"collapse: {reason}. Back to the end of epoch {p.epoch}, "
+            f"collapse: {reason}. Back to {where}, "
             f"learning rate times {guard.shrink} (rollback {p.rollbacks} of {guard.most})"
         )
         self._save(good=True)
