@@ -157,3 +157,26 @@ def test_one_weight_gradient_instead_of_m() -> None:
     more = worst["epochs", "yopo-3-5-last"] - paper
     assert f"is {more:.1f} points more robust in as many" in (ROOT / "README.md").read_text()
     assert f"is {worst['affine', 'yopo-3-5-last'] - paper:.1f} points more robust" in page
+
+
+def test_one_weight_gradient_on_cifar10() -> None:
+    page, readme = ((ROOT / name).read_text() for name in ("docs/reproduction.md", "README.md"))
+    found = {}
+    for name in ("last-40", "33", "58"):
+        (run,) = read_runs([ROOT / f"records/cifar10-fast-h200/{name}-epochs"])
+        assert run.result
+        one = run.config["method"].get("grad_at") == "last"
+        attacked = run.evaluations.get("eval.json")
+        worst = f"{100 * attacked['worst']['accuracy']:.2f}" if attacked else "–"
+        clean, pgd = (100 * run.result["last"][k] for k in ("clean", "pgd-20"))
+        spent = run.result["propagations"]
+        line = f"| {'one' if one else 'm'} | {run.config['epochs']} | {spent:.1f} | "
+        assert f"{line}{clean:.2f} | {pgd:.2f} | {worst} |" in page
+        found[name] = clean, pgd, spent
+    last, same, longer = found.values()
+    gain, loss = last[1] - same[1], same[0] - last[0]
+    words = f"{gain:.1f} points more robust and {loss:.1f} less accurate on clean images"
+    assert words in page
+    assert words.replace(" and", " under PGD-20 and") in readme
+    cost, behind = longer[2] / last[2], longer[0] - last[0]
+    assert f"for {cost:.1f} times the cost, but then {behind:.1f} points less accurate" in page
