@@ -44,9 +44,9 @@ def test_every_row_of_the_paper_has_a_recipe() -> None:
             assert what.recipes[row] in RECIPES
             config = what.config(row)
             assert config.data.name == ("mnist" if name == "table1" else "cifar10")
-            assert getattr(config.method, "grad_at", "after") == (
-                "before" if row.endswith("before") else "after"
-            )
+            at = row.rpartition(" ")[2]
+            want = at if at in ("before", "last") else "after"
+            assert getattr(config.method, "grad_at", "after") == want
         assert what.against in what.recipes
         assert set(what.attacks) < set(paper_table(name)[what.against])
 
