@@ -141,7 +141,7 @@ def test_headline_says_who_is_most_robust_and_what_it_cost(tmp_path: Path) -> No
     close = write_run(tmp_path / "c", NATURAL, robust=0.72)
     said = " ".join(headline(read_runs([pgd, fast, close])))
     assert "c (Natural) has the highest" in said
-    assert "its lead over b (YOPO-2-2)'s (70.00%) may be chance" in said
+    assert "its lead may be chance over: b (YOPO-2-2), 70.00%." in said
     equal = write_run(tmp_path / "g", PGD, robust=0.7)
     said = headline(read_runs([pgd, equal, fast]))[0]
     assert "g (PGD-5) and b (YOPO-2-2) have the same robust accuracy, the highest of 3 runs" in said
@@ -435,6 +435,34 @@ def test_figures_without_points_are_not_drawn(tmp_path: Path) -> None:
     ]
     assert "_hidden" in (tmp_path / "f" / "accuracy-propagations.svg").read_text()
     assert page(runs).count('<figure class="chart">') == 1
+
+
+def test_seeds_of_one_setting_share_a_colour_and_a_button(tmp_path: Path) -> None:
+    runs = read_runs(
+        [write_run(tmp_path / f"long-seed-{seed}", {"seed": seed}) for seed in (0, 1)]
+        + [write_run(tmp_path / "pgd-5", PGD)]
+        + [write_run(tmp_path / "long-seed-2", {"seed": 2})]
+        + [write_run(tmp_path / f"s{seed}", {"seed": seed, "epochs": 4}) for seed in (0, 1)]
+    )
+    text = page(runs)
+    found = Page(text)
+    buttons = [b for b in found.all("button") if "data-run" in b]
+    assert [b["data-run"] for b in buttons] == ["0", "1", "2"]
+    for name in ("long (YOPO-2-2, 3 seeds)", "PGD-5", "YOPO-2-2 (2 seeds)"):
+        assert f"</span>{name}</button>" in text
+    chart = ElementTree.fromstring(re.findall(r"<svg viewBox.*?</svg>", text)[0])
+    assert [len(chart.findall(f"g[@data-run='{i}']")) for i in range(3)] == [6, 2, 4]
+    colours = {g.attrib["style"] for g in chart.findall("g[@data-run='0']")}
+    assert colours == {"--c: var(--c0)"}
+    assert [s["style"][-6:] for s in found.all("span", **{"class": "swatch"})[3:]] == [
+        f"(--c{i})" for i in (0, 0, 1, 0, 2, 2)
+    ]
+    curves.save_figures(runs, tmp_path / "f")
+    drawn = (tmp_path / "f" / "accuracy-time.svg").read_text()
+    words = re.findall(r"<!-- (.*?) -->", drawn)  # what matplotlib writes as outlines
+    assert [w for w in words if w.endswith("robust")] == [
+        f"{name}, robust" for name in ("long (YOPO-2-2, 3 seeds)", "PGD-5", "YOPO-2-2 (2 seeds)")
+    ]
 
 
 def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:

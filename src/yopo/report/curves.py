@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from yopo.evaluation.card import duration
-from yopo.report.records import Run
+from yopo.report.records import Run, called, seeds
 
 WIDTH, HEIGHT = 440, 300  # of the viewBox; near a phone's width, so that text keeps its size
 LEFT, RIGHT, TOP, BOTTOM = 40, 18, 10, 40
 MEASURES = ("robust", "clean")
-LONGEST = 36  # letters of a name in a figure's legend
+LONGEST = 40  # letters of a name in a figure's legend
+FEW = 15  # points that are drawn as such; more would hide the line
 AXES = {"train_seconds": "training time", "propagations": "propagations per image"}
 # page.css has the same as --c0 to --c11, and lighter ones for dark screens.
 PALETTE = (
@@ -24,6 +25,11 @@ PALETTE = (
 def points(run: Run, axis: str) -> list[dict[str, Any]]:
     """The epochs to draw; a run that shared its GPU has no time that counts."""
     return [] if axis == "train_seconds" and run.shared else run.points
+
+
+def numbers(runs: Sequence[Run]) -> dict[Run, int]:
+    """Which colour and which button each run has: seeds of one setting share theirs."""
+    return {run: i for i, group in enumerate(seeds(runs)) for run in group}
 
 
 def svg(runs: Sequence[Run], axis: str) -> str:
@@ -44,7 +50,7 @@ def svg(runs: Sequence[Run], axis: str) -> str:
     parts.append(
         f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{AXES[axis]}{unit}</text>'
     )
-    for i, run in enumerate(runs):
+    for run, i in numbers(runs).items():
         for measure in reversed(MEASURES):  # robust on top
             parts.append(_curve(run, i, measure, axis, (scale * ticks[-1], bottom)))
     title = f"Held-out accuracy against {AXES[axis]}"
@@ -60,7 +66,7 @@ def _curve(run: Run, i: int, measure: str, axis: str, corner: tuple[float, int])
     drawn = points(run, axis)
     places = [(_x(p[axis] / end), _y(p[measure], bottom)) for p in drawn]
     line = " ".join(f"{x},{y}" for x, y in places)
-    radius = 2.5 if len(places) <= 30 else 1.2
+    radius = 2.2 if len(places) <= FEW else 1.0
     attack = f"pgd-{run.config['evaluate']['steps']}" if measure == "robust" else "clean"
     dots = []
     for (x, y), p in zip(places, drawn, strict=True):
@@ -81,26 +87,30 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
 
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    alone = len({run.method for run in runs}) == len(runs)  # each method once
+    groups = seeds(runs)
+    alone = len({group[0].method for group in groups}) == len(groups)  # each method once
     for axis, name in AXES.items():
-        shown = [(i, run, drawn) for i, run in enumerate(runs) if (drawn := points(run, axis))]
+        shown = [(i, [r for r in group if points(r, axis)]) for i, group in enumerate(groups)]
+        shown = [(i, drawn) for i, drawn in shown if drawn]
         if not shown:
             continue
         figure = Figure(figsize=(7, max(4.2, 0.5 + 0.37 * len(shown))), layout="constrained")
         axes = figure.subplots()
         scale, unit = _unit(runs, axis)
-        for i, run, drawn in shown:
-            x = [p[axis] / scale for p in drawn]
+        for i, drawn in shown:
+            whose = drawn[0].method if alone and len(drawn) == 1 else called(drawn)
+            whose = whose if len(whose) <= LONGEST else drawn[0].name
+            whose = whose if len(whose) <= LONGEST else f"{whose[: LONGEST - 1]}…"
+            look: dict[str, Any] = {"color": PALETTE[i % len(PALETTE)], "ms": 3.5}
             for measure, style in zip(MEASURES, ("-", "--"), strict=True):
-                y = [100 * p[measure] for p in drawn]
-                dots = "o" if len(x) <= 30 else ""
-                whose = run.method if alone else run.label
-                whose = whose if len(whose) <= LONGEST else run.name
-                whose = whose if len(whose) <= LONGEST else f"{whose[: LONGEST - 1]}…"
                 label = f"{whose}, {measure}".replace("$", r"\$")
                 label = f" {label}" if label.startswith("_") else label  # else it is left out
-                colour = PALETTE[i % len(PALETTE)]
-                axes.plot(x, y, style, marker=dots, ms=3.5, color=colour, label=label)
+                for run in drawn:
+                    x = [p[axis] / scale for p in points(run, axis)]
+                    y = [100 * p[measure] for p in points(run, axis)]
+                    dots = "o" if len(x) <= FEW else ""
+                    axes.plot(x, y, style, marker=dots, label=label, **look)
+                    label = "_"  # once for all seeds
         axes.set(xlabel=name + unit, ylabel="held-out accuracy, %", ylim=(_bottom(runs, axis), 100))
         axes.set_xlim(left=0)
         axes.grid(alpha=0.25)

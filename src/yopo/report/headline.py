@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from yopo.evaluation.card import duration, percent
 from yopo.evaluation.result import Interval, wilson
-from yopo.report.records import Run, seeds
+from yopo.report.records import Run, called, seeds
 
 
 class Score(NamedTuple):
@@ -67,7 +67,7 @@ def comparable(runs: Sequence[Run]) -> dict[Run, Score]:
 
 def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
     """What AutoAttack leaves, where the comparison is without it."""
-    found: dict[tuple[str, Hashable], list[str]] = {}
+    found: dict[tuple[str, Hashable], list[tuple[float, str]]] = {}
     known = _images_known(runs)
     for run in runs:
         for e in run.evaluations.values():
@@ -79,8 +79,13 @@ def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
                 how = f"{about['images']:,} images, {about['threat']}, {which} weights"
                 key = how, run.same_data(about["images_sha256"] if known else None)
                 share = 100 * e["attacks"]["autoattack"]["accuracy"]
-                found.setdefault(key, []).append(f"{run.label} {share:.2f}%")
-    return [f"AutoAttack leaves {', '.join(names)} ({how})." for (how, _), names in found.items()]
+                found.setdefault(key, []).append((share, run.label))
+    sentences = []
+    for (how, _), left in found.items():
+        order = sorted(left, key=lambda pair: -pair[0])
+        words = ", ".join(f"{label} {share:.2f}%" for share, label in order)
+        sentences.append(f"AutoAttack leaves {words} ({how}).")
+    return sentences
 
 
 def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
@@ -178,10 +183,10 @@ def _most_robust(scores: dict[Run, Score]) -> str:
     close = [pair for pair in order[1:] if _chance(order[0][1], pair[1])]
     if not close:
         return f"{name} is the most robust of {len(scores)} runs: {text}."
-    others = ", ".join(f"{other}'s ({100 * score.share:.2f}%)" for other, score in close)
+    others = ", ".join(f"{other}, {100 * score.share:.2f}%" for other, score in close)
     return (
         f"{name} has the highest robust accuracy of {len(scores)} runs: {text}. By these images "
-        f"alone, its lead over {others} may be chance."
+        f"alone, its lead may be chance over: {others}."
     )
 
 
@@ -202,8 +207,7 @@ def _together(group: list[Run], scores: dict[Run, Score]) -> tuple[str, Score]:
 
 
 def _name(group: list[Run]) -> str:
-    several = f"{group[0].method} (mean of {len(group)} seeds)"
-    return several if len(group) > 1 else group[0].label
+    return called(group, of="mean of ")
 
 
 def _images_known(runs: Sequence[Run]) -> bool:

@@ -14,7 +14,7 @@ from yopo.report import curves
 from yopo.report.headline import headline
 from yopo.report.paper import paper_html
 from yopo.report.pictures import Strip, strip_html
-from yopo.report.records import Run
+from yopo.report.records import Run, called, seeds
 from yopo.report.tables import Cell, share, table
 
 # The policy lets nothing be fetched, whatever stands in the records.
@@ -37,6 +37,7 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: str | None = 
     title = f"Adversarial training: {len(runs)} runs" if len(runs) > 1 else "Adversarial training"
     first, *others = (_code(escape(sentence)) for sentence in headline(runs))
     listed = f"<ul>{''.join(f'<li>{s}</li>' for s in others)}</ul>" if others else ""
+    colour = curves.numbers(runs)
     body = [
         f'<div class="headline"><p>{first}</p>{listed}</div>',
         _charts(runs),
@@ -45,7 +46,7 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: str | None = 
         attacks_table(runs),
         paper_html(runs, paper) if paper else "",
         "<h2>Each run</h2>",
-        *(_run(run, i, strips) for i, run in enumerate(runs)),
+        *(_run(run, colour[run], strips) for run in runs),
         f'<p class="small">Made by yopo {__version__} from the records in the run folders.</p>',
     ]
     here = files("yopo.report")
@@ -117,9 +118,9 @@ def _share(found: Mapping[str, Any] | None) -> Cell:
 def _charts(runs: Sequence[Run]) -> str:
     buttons = [
         f'<button type="button" aria-pressed="true" data-run="{i}">{_swatch(i)}'
-        f"{escape(run.label)}</button>"
-        for i, run in enumerate(runs)
-        if run.points
+        f"{escape(called(group))}</button>"
+        for i, group in enumerate(seeds(runs))
+        if any(run.points for run in group)
     ]
     if not buttons:
         return ""

@@ -1,8 +1,9 @@
 """What run folders say: settings, epochs, results, evaluations."""
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,17 @@ def seeds(runs: Sequence[Run]) -> list[list[Run]]:
         distinct = len({run.config.get("seed") for run in group}) == len(group)
         alike += [group] if distinct else [[run] for run in group]
     return alike
+
+
+def called(group: Sequence[Run], of: str = "") -> str:
+    """Seeds of one setting, by what their folders' names have in common: "PGD-10 (2 seeds)"."""
+    first, count = group[0], len(group)
+    if count == 1:
+        return first.label
+    names = {re.sub(r"[-_. /]*seed[-_. ]*\d+", "", run.name) for run in group}
+    label = replace(first, name=names.pop()).label if len(names) == 1 else first.method
+    start = f"{label[:-1]}, " if label.endswith(")") else f"{label} ("
+    return f"{start}{of}{count} seeds)"
 
 
 def _filled(config: dict[str, Any]) -> dict[str, Any]:
