@@ -134,6 +134,28 @@ def test_what_the_readme_says_beside_its_tables() -> None:
     ratios = [epoch[row] / epoch["PGD-10"] for row in ("YOPO-5-3", "YOPO-3-5")]
     assert f"takes {ratios[0]:.2f} of PGD-10's time, YOPO-3-5 {ratios[1]:.2f}" in readme
     assert f"with YOPO's 40 ({40 / 105:.2f} of the time)" in readme
+    few, full = (table[row]["time_ratio"] for row in ("YOPO-5-3 36 epochs", "YOPO-5-3"))
+    assert f"in {few:.2f} (36 epochs, as in the released code) to {full:.2f} (40) of its" in readme
+
+
+def test_the_verdicts_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rows: dict[str, Tree] = {}
+    for name in ("table1", "table4"):
+        file = ROOT / f"records/reproduction/{name}/{name}.json"
+        rows |= {f"{name} {k}": v for k, v in json.loads(file.read_text())["rows"].items()}
+    yopo, pgd = (rows[f"table1 {row}"] for row in ("YOPO-5-10", "PGD-40"))
+    assert f"as robust as PGD-40, in {yopo['time_ratio']:.2f} of its time" in readme
+    assert yopo["accuracy"]["worst case"]["mean"] >= pgd["accuracy"]["worst case"]["low"]
+    small = [rows[f"table1 PGD-{r}"]["train_seconds"] / yopo["train_seconds"] for r in (5, 10)]
+    assert f"in {small[0]:.1f} and {small[1]:.1f} of YOPO-5-10's time" in readme
+    fast, slow = (rows[f"table4 {row}"] for row in ("TRADES-YOPO-3-4", "TRADES-10"))
+    clean, worst = (
+        slow["accuracy"][k]["mean"] - fast["accuracy"][k]["mean"] for k in ("clean", "worst case")
+    )
+    assert abs(clean) < 0.002
+    words = f"{100 * worst:.1f} points less robust, in {fast['time_ratio']:.2f} of its time"
+    assert words in readme
 
 
 def test_one_weight_gradient_instead_of_m() -> None:
