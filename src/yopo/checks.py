@@ -9,10 +9,15 @@ from torch.optim import LBFGS, Optimizer
 ROUNDING = 1e-6  # by which arithmetic may leave [0, 1]; threats bring x + eta back
 
 
-def check_trainable(model: nn.Module) -> None:
-    """The model has something to train."""
+def check_module(model: nn.Module) -> None:
+    """The model is one of torch's modules."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+
+
+def check_trainable(model: nn.Module) -> None:
+    """The model has something to train."""
+    check_module(model)
     if next(model.parameters(), None) is None:
         raise ValueError("the model has no parameters, so there is nothing to train")
     if not any(p.requires_grad for p in model.parameters()):
@@ -156,7 +161,8 @@ def check_positive(name: str, value: float) -> float:
 
 
 def check_attack(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """An attack has images and class indices to work on."""
+    """An attack has a network, images and class indices to work on."""
+    check_module(model)
     check_images(x, model)
     check_targets(y, x, None)
     if y.dtype != torch.long or y.dim() != 1:

@@ -11,6 +11,7 @@ from yopo.checks import (
     check_at_least,
     check_choice,
     check_images,
+    check_module,
     check_step,
     check_targets,
     check_threat,
@@ -63,8 +64,7 @@ def evaluate(
     removes them. progress: called with an attack's name, the part done and its accuracy so far.
     about: words for the card: "model", "data", "weights".
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    check_module(model)
     check_threat(threat)
     chosen = parse_all(attacks)
     check_at_least("batch", batch, 1)
