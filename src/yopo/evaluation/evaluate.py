@@ -131,7 +131,7 @@ def gather(data: Batches | tuple[Tensor, Tensor], samples: int | None) -> tuple[
                 "expected batches of images (B, ...) and labels (B,) of one length, got "
                 f"{_shown(item)}; each batch should be a pair of tensors"
             )
-        xs.append(item[0])
+        xs.append(item[0].detach())
         ys.append(item[1])
         n += len(item[1])
         if samples is not None and n >= samples:
