@@ -143,6 +143,22 @@ def test_free_goes_on_after_a_larger_batch() -> None:
     assert len(method.eta) == 5
 
 
+def test_free_leaves_the_last_gradient_of_what_its_optimizer_does_not_have(batch: Batch) -> None:
+    model = convnet()
+    head = torch.optim.SGD(model[-1].parameters(), lr=0.0)  # so that all replays are alike
+    x, y = batch
+    out = Free(model, Linf(0.1), m=3, optimizer=head).backward(x, y, torch.zeros_like(x))
+    found = grads(model)
+    before = Free(model, Linf(0.1), m=2, optimizer=head)
+    model.zero_grad()
+    eta = before.backward(x, y, torch.zeros_like(x)).eta
+    model.zero_grad()
+    loss = F.cross_entropy(model(x + eta), y)
+    loss.backward()
+    torch.testing.assert_close(out.loss, loss.detach())
+    assert_same(found, grads(model), tol=1e-12)
+
+
 def literal_kl(clean: Tensor, adversarial: Tensor) -> Tensor:
     p, q = clean.softmax(1), adversarial.softmax(1)
     return (p * (p.log() - q.log())).sum() / len(clean)
