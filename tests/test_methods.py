@@ -29,6 +29,7 @@ from yopo import (
     Method,
     Natural,
     Threat,
+    evaluate,
 )
 from yopo.models import preactresnet18
 
@@ -485,6 +486,18 @@ def test_one_output_with_a_binary_loss(batch: Batch) -> None:
     for kind in (TRADES, TRADESYOPO):  # whose KL between two softmaxes would be 0
         with pytest.raises(ValueError, match=f"{kind.__name__} compares .* model with one output"):
             kind(model, THREAT, loss=method.loss).backward(x, torch.arange(6) % 2)
+
+
+@pytest.mark.parametrize("y", [torch.zeros(6, dtype=torch.long), torch.arange(6.0)[:, None] % 2])
+def test_one_output_has_no_cross_entropy(y: Tensor, batch: Batch) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 1))
+    with pytest.raises(
+        ValueError, match=r"got one output z; .*cat.*zeros_like.* or train .* loss="
+    ):
+        YOPO(model, THREAT).backward(batch[0], y)  # it would be 0, and so would its gradient
+    if y.dtype == torch.long:
+        with pytest.raises(ValueError, match="got one output z"):
+            evaluate(model, (batch[0], y), THREAT)  # each class would be the first
 
 
 @every_method

@@ -100,6 +100,12 @@ def check_targets(y: Tensor, x: Tensor, classes: int | None) -> None:
             f"expected one target per image, got targets of shape {tuple(y.shape)} "
             f"for {len(x)} images"
         )
+    if classes == 1:  # its softmax is always 1
+        raise ValueError(
+            "expected a model with an output for each class, got one output z; let it return "
+            "torch.cat([torch.zeros_like(z), z], 1), or train it with "
+            "loss=F.binary_cross_entropy_with_logits"
+        )
     if classes is not None:
         _check_kind(y, classes)
     low, high = torch.stack(torch.aminmax(y)).tolist()
