@@ -666,6 +666,13 @@ def test_things_of_the_wrong_kind_are_named() -> None:
     net = convnet()
     with pytest.raises(TypeError, match="expected a threat, as"):
         YOPO(net, Linf)  # type: ignore[arg-type]
+    for loss in (nn.CrossEntropyLoss, "cross-entropy"):
+        with pytest.raises(TypeError, match=r"expected loss as a function of .*, as .* got"):
+            YOPO(net, Linf(0.1), loss=loss)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"first_layer as a module's name, as .*, got Conv2d"):
+        YOPO(net, Linf(0.1), first_layer=net[0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expected a method, as yopo\.YOPO.*, got Sequential"):
+        Engine(net, torch.optim.SGD(net.parameters(), 0.1))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected step as a number"):
         Linf(0.1, "0.1")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"step\(\) needs no closure, got LBFGS"):

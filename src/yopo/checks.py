@@ -38,6 +38,15 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
         raise ValueError("the optimizer has none of the model's parameters; make it anew")
 
 
+def check_loss(loss: object) -> None:
+    """A loss is a function of logits and targets."""
+    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+        raise TypeError(
+            f"expected loss as a function of logits and targets, as F.cross_entropy or "
+            f"nn.CrossEntropyLoss(), got {loss!r}"
+        )
+
+
 def check_threat(threat: object) -> None:
     """A threat has a radius, a step and three operations."""
     needed = ("eps", "step", "start", "project", "ascend")
