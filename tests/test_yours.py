@@ -169,9 +169,13 @@ def test_a_network_that_leaves_autograd_is_warned_of(batch: Batch) -> None:
     result = yopo.evaluate(model, (x, y), Linf(0.01), attacks)
     assert "zero-gradients" in [w.code for w in result.warnings]
     assert result.accuracy["pgd-2"] == 1
-    for method in (PGD(model, Linf(0.1)), TRADES(model, Linf(0.1))):
+    free = Free(model, Linf(0.1), optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    for method in (PGD(model, Linf(0.1)), TRADES(model, Linf(0.1)), free):
         with pytest.raises(ValueError, match="does not depend on its input"):
             method.backward(x, y)
+    for attack in (yopo.attacks.pgd, yopo.attacks.cw):
+        with pytest.raises(ValueError, match="does not depend on its input"):
+            attack(model, x, y, Linf(0.1))
 
 
 class TwoInTraining(nn.Module):

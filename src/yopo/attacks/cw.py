@@ -7,6 +7,7 @@ from yopo.attacks.strongest import Strongest
 from yopo.checks import check_at_least, check_attack, check_positive, check_threat
 from yopo.frozen import Frozen, eval_mode
 from yopo.losses import margin
+from yopo.propagation import NO_WAY_BACK
 from yopo.threat import Threat
 
 
@@ -60,6 +61,8 @@ def descend(
     for _ in range(steps):
         with torch.enable_grad():
             logits = best.f(x + eta)
+            if not logits.requires_grad:
+                raise ValueError(NO_WAY_BACK)
             hinge = (-margin(logits, y)).clamp(min=0)
             objective = eta.square().sum() + c * hinge.sum()
             (grad,) = torch.autograd.grad(objective, eta)
