@@ -241,7 +241,8 @@ def test_loaders_pairs_and_bytes_are_the_same_data() -> None:
     raw = (255 * x[:40]).round().byte()
     expected = evaluate(model, (x[:40], y[:40]), Linf(EPS), "pgd-3").correct["pgd-3"]
     loader = DataLoader(TensorDataset(x[:100], y[:100]), batch_size=16)
-    for data in ((raw, y[:40]), loader, [(x[:30], y[:30]), (x[30:50], y[30:50])]):
+    leaf = x[:40].clone().requires_grad_()
+    for data in ((raw, y[:40]), (leaf, y[:40]), loader, [(x[:30], y[:30]), (x[30:50], y[30:50])]):
         result = evaluate(model, data, Linf(EPS), "pgd-3", samples=40)
         assert torch.equal(result.correct["pgd-3"], expected)
     with torch.inference_mode():

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from tests.conftest import Batch, bn_convnet
 from yopo import L2, PGD, YOPO, Linf, Natural, evaluate
+from yopo.attacks import cw, pgd
+from yopo.diagnose import diagnose
 
 Spoil = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -95,9 +97,19 @@ def test_things_that_are_no_threat(batch: Batch) -> None:
         YOPO(bn_convnet(), 0.03)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"expected a threat, as .*, got 0\.03"):
         evaluate(bn_convnet(), batch, 0.03)  # type: ignore[arg-type]
+    for bad_threat in (0.03, Linf):
+        for attack in (pgd, cw, diagnose):
+            with pytest.raises(TypeError, match=r"expected a threat, as yopo\.Linf\(8 / 255\)"):
+                attack(bn_convnet(), *batch, bad_threat)  # type: ignore[arg-type]
     for bad in ("8/255", None):
         with pytest.raises(TypeError, match=f"eps as a number, as 8 / 255, got {bad!r}"):
             Linf(bad)  # type: ignore[arg-type]
+
+
+def test_functions_are_no_modules(batch: Batch) -> None:
+    for attack in (pgd, cw, diagnose):
+        with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, got function"):
+            attack(lambda x: x.flatten(1), *batch, Linf(0.1))  # type: ignore[arg-type]
 
 
 def test_rounding_may_leave_the_box(batch: Batch) -> None:

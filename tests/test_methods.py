@@ -29,6 +29,7 @@ from yopo import (
     Method,
     Natural,
     Threat,
+    evaluate,
 )
 from yopo.models import preactresnet18
 
@@ -141,6 +142,22 @@ def test_free_goes_on_after_a_larger_batch() -> None:
         method.backward(torch.rand(size, 3, 8, 8), torch.randint(4, (size,)))
     assert method.eta is not None
     assert len(method.eta) == 5
+
+
+def test_free_leaves_the_last_gradient_of_what_its_optimizer_does_not_have(batch: Batch) -> None:
+    model = convnet()
+    head = torch.optim.SGD(model[-1].parameters(), lr=0.0)  # so that all replays are alike
+    x, y = batch
+    out = Free(model, Linf(0.1), m=3, optimizer=head).backward(x, y, torch.zeros_like(x))
+    found = grads(model)
+    before = Free(model, Linf(0.1), m=2, optimizer=head)
+    model.zero_grad()
+    eta = before.backward(x, y, torch.zeros_like(x)).eta
+    model.zero_grad()
+    loss = F.cross_entropy(model(x + eta), y)
+    loss.backward()
+    torch.testing.assert_close(out.loss, loss.detach())
+    assert_same(found, grads(model), tol=1e-12)
 
 
 def literal_kl(clean: Tensor, adversarial: Tensor) -> Tensor:
@@ -469,6 +486,18 @@ def test_one_output_with_a_binary_loss(batch: Batch) -> None:
     for kind in (TRADES, TRADESYOPO):  # whose KL between two softmaxes would be 0
         with pytest.raises(ValueError, match=f"{kind.__name__} compares .* model with one output"):
             kind(model, THREAT, loss=method.loss).backward(x, torch.arange(6) % 2)
+
+
+@pytest.mark.parametrize("y", [torch.zeros(6, dtype=torch.long), torch.arange(6.0)[:, None] % 2])
+def test_one_output_has_no_cross_entropy(y: Tensor, batch: Batch) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 1))
+    with pytest.raises(
+        ValueError, match=r"got one output z; .*cat.*zeros_like.* or train .* loss="
+    ):
+        YOPO(model, THREAT).backward(batch[0], y)  # it would be 0, and so would its gradient
+    if y.dtype == torch.long:
+        with pytest.raises(ValueError, match="got one output z"):
+            evaluate(model, (batch[0], y), THREAT)  # each class would be the first
 
 
 @every_method

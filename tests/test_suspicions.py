@@ -187,6 +187,9 @@ def test_the_linear_classifier_itself_raises_none() -> None:
         for threat in (Linf(0.1), LINF, L2(0.5), L2(2.0)):
             assert before(model, x, y, threat) == []
     model = After()
+    again = x.clone()
+    again[0, 0], again[1, 0] = -3e-8, 1 + 1e-7  # as images come out, normalised and back
+    assert before(model, again, y, LINF) == []
     with torch.inference_mode():
         assert before(model, x.clone(), y.clone(), LINF) == []
 

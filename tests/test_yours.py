@@ -169,9 +169,13 @@ def test_a_network_that_leaves_autograd_is_warned_of(batch: Batch) -> None:
     result = yopo.evaluate(model, (x, y), Linf(0.01), attacks)
     assert "zero-gradients" in [w.code for w in result.warnings]
     assert result.accuracy["pgd-2"] == 1
-    for method in (PGD(model, Linf(0.1)), TRADES(model, Linf(0.1))):
+    free = Free(model, Linf(0.1), optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    for method in (PGD(model, Linf(0.1)), TRADES(model, Linf(0.1)), free):
         with pytest.raises(ValueError, match="does not depend on its input"):
             method.backward(x, y)
+    for attack in (yopo.attacks.pgd, yopo.attacks.cw):
+        with pytest.raises(ValueError, match="does not depend on its input"):
+            attack(model, x, y, Linf(0.1))
 
 
 class TwoInTraining(nn.Module):
@@ -331,15 +335,15 @@ def test_ema_averages_what_has_an_average_and_copies_the_rest(weight: Any) -> No
     norm = next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d))
     ema, began = EMA(net, 0.5), copy.deepcopy(net)
     with torch.no_grad():
-        for t in (*net.parameters(), norm.running_mean, net.count):
+        for t in (*net.parameters(), norm.running_mean, norm.num_batches_tracked, net.count):
             t.add_(1)
         net.mask[0] = 3.0
     ema.move(weight)
     average, before = dict(ema.model.state_dict()), dict(began.state_dict())
     for key, value in net.state_dict().items():
-        if key in ("mask", "count"):
+        if key in ("mask", "count") or "num_batches" in key:
             assert torch.equal(average[key], value)
-        elif "num_batches" not in key:
+        else:
             torch.testing.assert_close(average[key], (before[key] + value) / 2)
 
 
@@ -666,6 +670,13 @@ def test_things_of_the_wrong_kind_are_named() -> None:
     net = convnet()
     with pytest.raises(TypeError, match="expected a threat, as"):
         YOPO(net, Linf)  # type: ignore[arg-type]
+    for loss in (nn.CrossEntropyLoss, "cross-entropy"):
+        with pytest.raises(TypeError, match=r"expected loss as a function of .*, as .* got"):
+            YOPO(net, Linf(0.1), loss=loss)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"first_layer as a module's name, as .*, got Conv2d"):
+        YOPO(net, Linf(0.1), first_layer=net[0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expected a method, as yopo\.YOPO.*, got Sequential"):
+        Engine(net, torch.optim.SGD(net.parameters(), 0.1))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="expected step as a number"):
         Linf(0.1, "0.1")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"step\(\) needs no closure, got LBFGS"):

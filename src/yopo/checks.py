@@ -9,10 +9,15 @@ from torch.optim import LBFGS, Optimizer
 ROUNDING = 1e-6  # by which arithmetic may leave [0, 1]; threats bring x + eta back
 
 
-def check_trainable(model: nn.Module) -> None:
-    """The model has something to train."""
+def check_module(model: nn.Module) -> None:
+    """The model is one of torch's modules."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+
+
+def check_trainable(model: nn.Module) -> None:
+    """The model has something to train."""
+    check_module(model)
     if next(model.parameters(), None) is None:
         raise ValueError("the model has no parameters, so there is nothing to train")
     if not any(p.requires_grad for p in model.parameters()):
@@ -31,6 +36,15 @@ def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     own = {id(p) for p in model.parameters()}
     if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has none of the model's parameters; make it anew")
+
+
+def check_loss(loss: object) -> None:
+    """A loss is a function of logits and targets."""
+    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+        raise TypeError(
+            f"expected loss as a function of logits and targets, as F.cross_entropy or "
+            f"nn.CrossEntropyLoss(), got {loss!r}"
+        )
 
 
 def check_threat(threat: object) -> None:
@@ -95,6 +109,12 @@ def check_targets(y: Tensor, x: Tensor, classes: int | None) -> None:
             f"expected one target per image, got targets of shape {tuple(y.shape)} "
             f"for {len(x)} images"
         )
+    if classes == 1:  # its softmax is always 1
+        raise ValueError(
+            "expected a model with an output for each class, got one output z; let it return "
+            "torch.cat([torch.zeros_like(z), z], 1), or train it with "
+            "loss=F.binary_cross_entropy_with_logits"
+        )
     if classes is not None:
         _check_kind(y, classes)
     low, high = torch.stack(torch.aminmax(y)).tolist()
@@ -156,7 +176,8 @@ def check_positive(name: str, value: float) -> float:
 
 
 def check_attack(model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """An attack has images and class indices to work on."""
+    """An attack has a network, images and class indices to work on."""
+    check_module(model)
     check_images(x, model)
     check_targets(y, x, None)
     if y.dtype != torch.long or y.dim() != 1:

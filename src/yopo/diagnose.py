@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from yopo.argmin import FirstLayer, descend, lbfgs_argmin, linear_argmin
-from yopo.checks import check_at_least, check_attack
+from yopo.checks import check_at_least, check_attack, check_threat
 from yopo.frozen import eval_mode, untouched
 from yopo.layers import SharedError
 from yopo.pmp import Dynamics
@@ -88,6 +88,7 @@ def diagnose(
     quarter and half of the way down. m: the largest to try.
     """
     check_at_least("m", m, 1)
+    check_threat(threat)
     check_attack(model, x, y)
     if torch.is_inference_mode_enabled():
         raise ValueError("co-states are gradients; leave torch.inference_mode() first")

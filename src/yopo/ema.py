@@ -46,14 +46,16 @@ class EMA:
             torch._foreach_add_(averages, way)
         else:
             torch._foreach_lerp_(averages, values, weight)
-        for copied, other in self._copied:
-            copied.copy_(other)
+        if self._copied:
+            copies, others = zip(*self._copied, strict=True)
+            torch._foreach_copy_(copies, others)
 
 
 def _tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """What is averaged, and what is copied: a mask of -inf has no average."""
+    """What is averaged, and what is copied: a mask of -inf or a count has no average."""
     norms = (m for m in model.modules() if isinstance(m, _NormBase))
-    statistics = {id(b) for m in norms for b in m.buffers(recurse=False)}
+    buffers = (b for m in norms for b in m.buffers(recurse=False))
+    statistics = {id(b) for b in buffers if b.is_floating_point()}
     averaged = [*model.parameters(), *(b for b in model.buffers() if id(b) in statistics)]
     averaged = [t.detach() for t in averaged if t.is_floating_point() or t.is_complex()]
     return averaged, [b for b in model.buffers() if id(b) not in statistics]

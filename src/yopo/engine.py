@@ -58,6 +58,9 @@ class Engine:
         say: Callable[[str], None] = print,
     ) -> None:
         check_choice("precision", precision, ("float32", "bf16"))
+        given: object = method
+        if not isinstance(given, Method):
+            raise TypeError(f"expected a method, as yopo.YOPO(...), got {type(method).__name__}")
         self.method, self.optimizer, self.ema, self.say = method, optimizer, ema, say
         self.precision, self.compile = precision, compile
         self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]

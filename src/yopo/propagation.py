@@ -64,7 +64,8 @@ def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | N
                 (grad,) = torch.autograd.grad(loss, x)
             else:
                 differentiate(network, loss * weights, x)
-                assert x.grad is not None
+                if x.grad is None:
+                    raise ValueError(NO_WAY_BACK)
                 grad = x.grad
         return Propagation(loss.detach(), logits.detach(), grad)
 

@@ -298,6 +298,12 @@ def _named_cut(calls: list[_Call], is_cut: IsCut, name: str, target: nn.Module) 
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module:
+    given: object = name
+    if not isinstance(given, str):
+        raise TypeError(
+            f"expected first_layer as a module's name, as 'conv1', got {type(name).__name__}; "
+            "model.named_modules() lists them"
+        )
     names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name and name in names:
         return names[name]

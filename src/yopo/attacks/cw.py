@@ -4,9 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from yopo.attacks.strongest import Strongest
-from yopo.checks import check_at_least, check_attack, check_positive
+from yopo.checks import check_at_least, check_attack, check_positive, check_threat
 from yopo.frozen import Frozen, eval_mode
 from yopo.losses import margin
+from yopo.propagation import NO_WAY_BACK
 from yopo.threat import Threat
 
 
@@ -28,6 +29,7 @@ def cw(
     check_at_least("steps", steps, 1)
     check_positive("lr", lr)
     check_positive("c", c)
+    check_threat(threat)
     check_attack(model, x, y)
     with torch.inference_mode(False), eval_mode(model):
         f, dtype = Frozen(model), x.dtype
@@ -59,6 +61,8 @@ def descend(
     for _ in range(steps):
         with torch.enable_grad():
             logits = best.f(x + eta)
+            if not logits.requires_grad:
+                raise ValueError(NO_WAY_BACK)
             hinge = (-margin(logits, y)).clamp(min=0)
             objective = eta.square().sum() + c * hinge.sum()
             (grad,) = torch.autograd.grad(objective, eta)

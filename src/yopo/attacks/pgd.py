@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from yopo.attacks.strongest import PerSample, Strongest
-from yopo.checks import check_at_least, check_attack, check_choice, check_step
+from yopo.checks import check_at_least, check_attack, check_choice, check_step, check_threat
 from yopo.frozen import Frozen, eval_mode
 from yopo.losses import margin
 from yopo.propagation import propagate
@@ -43,6 +43,7 @@ def pgd(
     check_choice("loss", loss, tuple(LOSSES))
     if restarts > 1 and not random_start:
         raise ValueError("restarts without random_start repeat the same attack; use restarts=1")
+    check_threat(threat)
     step = threat.step if step is None else check_step(step)
     check_attack(model, x, y)
     with torch.inference_mode(False), eval_mode(model):

@@ -11,6 +11,7 @@ from yopo.checks import (
     check_at_least,
     check_choice,
     check_images,
+    check_module,
     check_step,
     check_targets,
     check_threat,
@@ -63,8 +64,7 @@ def evaluate(
     removes them. progress: called with an attack's name, the part done and its accuracy so far.
     about: words for the card: "model", "data", "weights".
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    check_module(model)
     check_threat(threat)
     chosen = parse_all(attacks)
     check_at_least("batch", batch, 1)
@@ -131,7 +131,7 @@ def gather(data: Batches | tuple[Tensor, Tensor], samples: int | None) -> tuple[
                 "expected batches of images (B, ...) and labels (B,) of one length, got "
                 f"{_shown(item)}; each batch should be a pair of tensors"
             )
-        xs.append(item[0])
+        xs.append(item[0].detach())
         ys.append(item[1])
         n += len(item[1])
         if samples is not None and n >= samples:

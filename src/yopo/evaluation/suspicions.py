@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from yopo.attacks import pgd
+from yopo.checks import ROUNDING
 from yopo.evaluation.probe import STEPS, falls, steepest, step_of, untouched, withstands
 from yopo.frozen import Frozen
 from yopo.losses import margin
@@ -129,14 +130,15 @@ def _short_steps(threat: Threat, step: float | None, steps: int) -> Iterator[Sus
 
 def _input_range(x: Tensor) -> Iterator[Suspicion]:
     low, high = (float(v) for v in torch.aminmax(x.detach()))  # both NaN if any value is
-    if x.is_floating_point() and low >= 0 and high <= 1 and high - low >= 0.1:
+    inside = low >= -ROUNDING and high <= 1 + ROUNDING
+    if x.is_floating_point() and inside and high - low >= 0.1:
         return
     advice = "put the normalisation inside the model (yopo.Normalize)"
     if not (math.isfinite(low) and math.isfinite(high)):
         advice = "clean the data"
     elif not x.is_floating_point() or high >= 128:
         advice = "use x / 255"
-    elif low >= 0 and high <= 1:
+    elif inside:
         advice = "see whether they were divided by 255 twice"
     yield Suspicion(
         "input-range",

@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from yopo.checks import check_eta, check_images, check_targets, check_threat, check_trainable
+from yopo.checks import (
+    check_eta,
+    check_images,
+    check_loss,
+    check_targets,
+    check_threat,
+    check_trainable,
+)
 from yopo.frozen import (
     Frozen,
     all_or_nothing,
@@ -44,6 +51,7 @@ class Method(ABC):
 
     def __init__(self, model: nn.Module, *, loss: Loss | None) -> None:
         check_trainable(model)
+        check_loss(loss)
         if any(m.static_graph for m in parallel(model) if m is not model):
             raise ValueError(
                 "DistributedDataParallel with static_graph=True would count attack passes as steps;"

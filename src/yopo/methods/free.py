@@ -44,6 +44,7 @@ class Free(AdversarialMethod):
             if replay > 0:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
+                self.model.zero_grad()  # also of what another optimizer has
                 torch.clear_autocast_cache()  # it holds casts of the weights just changed
             at = propagate(self.model, x + eta, objective, weights=1.0)
             eta = self.threat.ascend(eta, at.grad, x, step=self.step or self.threat.eps)
