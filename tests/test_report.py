@@ -437,6 +437,45 @@ def test_figures_without_points_are_not_drawn(tmp_path: Path) -> None:
     assert page(runs).count('<figure class="chart">') == 1
 
 
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        ("config.yaml", "threat.eps", None),
+        ("config.yaml", "data", "mnist"),
+        ("result.json", "best_epoch", None),
+        ("result.json", "train_seconds", "12.5"),
+        ("result.json", "last.pgd-3", float("nan")),
+        ("eval.json", "about.weights", None),
+        ("eval.json", "attacks.cw", 0.3),
+        ("metrics.jsonl", "epoch", "1"),
+    ],
+)
+def test_values_of_another_kind_are_named(
+    tmp_path: Path, file: str, name: str, value: object
+) -> None:
+    path = write_run(tmp_path / "run", epochs=1) / file
+    tree = yaml.safe_load(path.read_text())
+    *above, last = name.split(".")
+    branch = tree
+    for part in above:
+        branch = branch[part]
+    branch[last] = value
+    path.write_text(yaml.safe_dump(tree) if file == "config.yaml" else json.dumps(tree))
+    with pytest.raises(ValueError, match=f"{file} was edited or .* for {name}; make"):
+        read_runs([path.parent])
+
+
+def test_an_epoch_with_nan_is_not_drawn(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    first, second, *others = (folder / "metrics.jsonl").read_text().splitlines()
+    broken = [json.dumps(json.loads(first) | {"robust": float("nan")})]
+    broken += [json.dumps(json.loads(second) | {"train_seconds": float("nan")})]
+    (folder / "metrics.jsonl").write_text("\n".join([*broken, *others]))
+    runs = read_runs([folder])
+    assert [point["epoch"] for point in runs[0].points] == [3, 4]
+    assert "NaN" not in page(runs)
+
+
 def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / seed / "pgd") for seed in ("s0", "s1")]
     assert [r.name for r in read_runs(folders)] == ["s0/pgd", "s1/pgd"]
