@@ -107,6 +107,8 @@ def test_a_log_hears_of_slow_epochs(
         (["demo", "--out", "x", "--epoch", "3"], "did you mean epochs?"),
         (["demo", "--out", "x", "--method.nam", "pgd"], "did you mean method.name?"),
         (["demo", "--out", "x", "--epochs"], "--epochs needs a value"),
+        (["demo", "--out", "x", "--reusme"], "did you mean --resume?"),
+        (["demo", "--out", "x", "--dryrun", "--epochs", "3"], "did you mean --dry-run?"),
         (["demo", "--out", "x", "stray"], "did not expect 'stray'"),
         (["demo"], "--out DIR"),
         ([], "expected a recipe"),
@@ -207,6 +209,7 @@ def test_compare_at_equal_cost(tmp_path: Path, npz: Path, monkeypatch: pytest.Mo
     ("methods", "flags", "message"),
     [
         ("natural,pgd-3", ["--propagations", "2"], "at least 3.00, an epoch of pgd-3; got 2"),
+        ("natural", ["--dry-run"], "--dry-run is for `yopo train`"),
         ("pgd-3", ["--propagations", "9", "--epochs", "2"], "leave --epochs out"),
         ("pgd-2,pgd-3", ["--method.steps", "1"], "--method.steps contradicts pgd-2"),
         ("natural", ["--method.name", "fast"], "--method.name contradicts natural"),

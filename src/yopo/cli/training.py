@@ -1,6 +1,7 @@
 """`yopo train` and `yopo compare`."""
 
 import argparse
+import difflib
 import json
 import os
 import shlex
@@ -39,6 +40,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+SWITCHES = ("resume", "dry-run", "settings")  # options without a value
 TRAIN = """examples:
   yopo train demo --out runs/first
   yopo train cifar10-yopo-5-3 --out runs/c10 --epochs 20 --method.n 5 --threat.eps 6/255
@@ -342,7 +344,12 @@ def _flags(rest: list[str]) -> dict[str, str]:
         if not equals:
             value = next(tokens, "--")
             if value.startswith("--"):
-                raise ValueError(f"--{name} needs a value")
+                near = difflib.get_close_matches(name, SWITCHES, n=1)
+                only = name in SWITCHES  # else the parser would have taken it
+                hint = f"; did you mean --{near[0]}?" if near else ""
+                raise ValueError(
+                    f"--{name} is for `yopo train`" if only else f"--{name} needs a value{hint}"
+                )
         flags[name] = value
     return flags
 
