@@ -244,6 +244,8 @@ def test_warnings_are_printed(
         (["--batch", "0"], "batch to be a whole number"),
         (["--sample", "10"], "did not expect --sample 10"),
         (["--device", "cuda"], "torch finds no GPU here"),
+        (["--device", "gpu"], "--device gpu: torch cannot use it here"),
+        (["--device", "xpu"], "--device xpu: torch cannot use it here"),
     ],
 )
 def test_mistakes_get_one_line_and_leave_nothing(
