@@ -277,6 +277,7 @@ def test_a_run_or_checkpoint_that_does_not_fit_is_named(
 
     assert "no run folder and no weights file" in error(tmp_path / "nowhere")
     assert "expected a run with config.yaml and model.safetensors" in error(tmp_path)
+    assert f"did you mean {run}?" in error(run.parent)
     assert "chooses within a run folder" in error(run / "model.safetensors", "--weights", "last")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("width: 8", "width: 5"))
