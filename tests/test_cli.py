@@ -115,6 +115,10 @@ def test_a_log_hears_of_slow_epochs(
         (["demo", "--out", "x", "--data.name", "cifra10"], "cifar10"),
         (["demo", "--out", "x", "--model.name", "resnet"], "my_module:function"),
         (["demo", "--out", "x", "--model.name", "nowhere:build"], "does not import"),
+        *(
+            (["demo", "--out", "x", "--model.name", name], "model.name as my_module:build_model")
+            for name in ("nowhere.py:build", "./nowhere:build", ":build", "nowhere:")
+        ),
         (["demo", "--out", "x", "--model.options.widht", "3"], "model.options do not fit smallcnn"),
         (
             ["demo", "--out", "x", "--method", "pgd"],
