@@ -255,10 +255,10 @@ def test_epochs_of_a_file_move_warm_ups_along_as_those_of_a_flag_do(
     file = tmp_path / "short.yaml"
     file.write_text("epochs: 1")
     shown = []
-    for words in (["--epochs", "1"], ["--config", file]):
+    for words in (["--epochs", "1"], ["--config", file], ["--epochs", "1.0"]):
         monkeypatch.setattr(training, "dry_run", lambda config, _: shown.append(config))
         assert yopo(monkeypatch, "train", "demo", "--dry-run", *words) == 0
-    assert shown[0] == shown[1]
+    assert shown[0] == shown[1] == shown[2]
     assert shown[0].eps_warmup < 1
 
 

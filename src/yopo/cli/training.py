@@ -179,13 +179,22 @@ def resolve(args: argparse.Namespace, rest: list[str], over: Tree | None = None)
     tree = read_yaml(source) if source.suffix in (".yaml", ".yml") else recipe(args.recipe)
     flags = nested(_flags(rest))
     for given in (read_yaml(args.config) if args.config else {}, over or {}, flags):
-        if str(given.get("epochs", "")).isdigit() and int(given["epochs"]) > 0:
-            tree = rescaled(tree, int(given["epochs"]))
+        if (epochs := _epochs(given.get("epochs"))) is not None:
+            tree = rescaled(tree, epochs)
         threat = given.get("threat", {})
         if isinstance(threat, dict) and "eps" in threat and "step" not in threat:
             tree = with_radius(tree, threat)
         tree = overlay(tree, given)
     return validate(tree)
+
+
+def _epochs(value: Any) -> int | None:  # noqa: ANN401
+    """A number of epochs, where `validate` will take it for one: 3.0 is 3."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return int(number) if number >= 1 and number.is_integer() else None
 
 
 def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -> dict[str, Any]:
