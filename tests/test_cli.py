@@ -213,6 +213,7 @@ def test_compare_at_equal_cost(tmp_path: Path, npz: Path, monkeypatch: pytest.Mo
     ("methods", "flags", "message"),
     [
         ("natural,pgd-3", ["--propagations", "2"], "at least 3.00, an epoch of pgd-3; got 2"),
+        ("pgd-3", ["--propagations", "inf"], "at least 3.00, an epoch of pgd-3; got inf"),
         ("natural", ["--dry-run"], "--dry-run is for `yopo train`"),
         ("pgd-3", ["--propagations", "9", "--epochs", "2"], "leave --epochs out"),
         ("pgd-2,pgd-3", ["--method.steps", "1"], "--method.steps contradicts pgd-2"),

@@ -160,7 +160,7 @@ def _affordable(config: Config, spec: str, most: float, rest: list[str]) -> int:
     if "epochs" in _flags(rest):
         raise ValueError("--propagations decides the epochs; leave --epochs out")
     cost = propagations(config)
-    if not most >= cost:
+    if not cost <= most < float("inf"):
         raise ValueError(
             f"expected --propagations of at least {cost:.2f}, an epoch of {spec}; got {most:g}"
         )
