@@ -271,6 +271,7 @@ def test_files_that_cannot_be_written_are_refused_first(
     for words, message in (
         (["report", tmp_path, "--out", settings], "expected an .html file for --out"),
         (["bench", "--json", tmp_path / "no" / "b.json"], "no folder"),
+        (["bench", "--json", tmp_path], "expected a file for --json"),
         (["bench", "--picture", tmp_path / "b.txt"], "expected a .png, .svg or .pdf file"),
         (["train", "--epochs", "1", "demo"], "settings come after the recipe"),
     ):
