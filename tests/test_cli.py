@@ -145,6 +145,14 @@ def test_mistakes_get_one_line_and_leave_nothing(
     assert not (tmp_path / "x").exists()
 
 
+def test_an_empty_out_is_not_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert yopo(monkeypatch, "train", "demo", "--out", "", "--epochs", "0") == 2
+    assert "expected a folder, got nothing" in capsys.readouterr().err
+
+
 def test_a_yaml_file_lies_under_the_flags(
     tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,7 +80,7 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
 def run_options(parser: argparse.ArgumentParser) -> None:
     """Options of all commands that train."""
     parser.add_argument(
-        "--out", type=Path, help="folder of the run (compare: one subfolder for each method)"
+        "--out", type=_folder, help="folder of the run (compare: one subfolder for each method)"
     )
     parser.add_argument(
         "--config",
@@ -93,6 +93,12 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--SECTION.SETTING", metavar="VALUE", help="any setting: --epochs 20 --method.m 3 …"
     )
+
+
+def _folder(text: str) -> Path:
+    if not text:  # Path("") is the working directory
+        raise argparse.ArgumentTypeError("expected a folder, got nothing; is a variable unset?")
+    return Path(text)
 
 
 def run_train(args: argparse.Namespace, rest: list[str]) -> None:
