@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 from tests.robust import EPS, trained
 from tests.test_cli import TINY, npz, yopo
 from yopo import checkpoint
+from yopo.cli import training
 from yopo.config import Tree, validate
 from yopo.evaluation.journal import weights_digest
 
@@ -229,6 +231,18 @@ def test_warnings_are_printed(
     words = ["--attacks", "clean,cw", "--samples", "5", "--step", "0.001"]
     assert yopo(monkeypatch, "eval", run, *words) == 0
     assert "step-too-small" not in capsys.readouterr().out  # no attack takes these steps
+
+
+def test_a_narrow_terminal_cuts_no_number_off(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert yopo(monkeypatch, "eval", run, "--attacks", "pgd-2", "--samples", "30") == 0
+    assert "…" not in capsys.readouterr().out.partition("card:")[0]
+    share = {"clean": 0.98765, "pgd-2": 0.12345}
+    result = {"best": share, "last": share, "train_seconds": 1234.5, "propagations": 120.0}
+    Console(width=40).print(training.result_table({"yopo-5-3": result | {"test_images": 10000}}))
+    assert "…" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

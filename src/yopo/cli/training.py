@@ -338,7 +338,7 @@ def result_table(results: dict[str, dict[str, Any]]) -> Table:
         "or with evaluate.keep last those of the last evaluated epoch",
     )
     for name in ("method", "training", "propagations", "best", "last"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+        table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
     for method, r in results.items():
         pairs = (r.get("best"), r["last"])  # no best where every epoch collapsed
         shown = (f"{100 * p['clean']:.2f} / {100 * p[attack]:.2f}" if p else "–" for p in pairs)
