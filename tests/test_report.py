@@ -281,6 +281,15 @@ def test_a_collapse_is_told(tmp_path: Path) -> None:
     assert "Collapse in epoch 5: the loss is NaN (rollback)." in found.text
 
 
+def test_a_run_without_best_weights_has_no_best_epoch(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    result = read(folder, "result.json") | {"best_epoch": -1}
+    del result["best"]
+    (folder / "result.json").write_text(json.dumps(result))
+    heads, row = Page(page(read_runs([folder]))).tables["runs"]
+    assert row[heads.index("best epoch")] == "–"
+
+
 def test_paper_beside_ours(tmp_path: Path) -> None:
     over = {"method": {"m": 5, "n": 10}, "threat": {"eps": 0.3}, "data": {"name": "mnist"}}
     pgd = over | {"method": {"name": "pgd", "steps": 40}, "threat": {"eps": 0.2}}
