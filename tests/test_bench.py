@@ -111,3 +111,5 @@ def test_the_command(
     assert "there are: smallcnn, preactresnet18, wideresnet" in capsys.readouterr().err
     assert yopo("--batch", "2") == 2
     assert "--batch of at least 8" in capsys.readouterr().err
+    assert yopo(*small, "--width", "0") == 2
+    assert "--width of at least 1" in capsys.readouterr().err

@@ -107,12 +107,18 @@ def test_a_log_hears_of_slow_epochs(
         (["demo", "--out", "x", "--epoch", "3"], "did you mean epochs?"),
         (["demo", "--out", "x", "--method.nam", "pgd"], "did you mean method.name?"),
         (["demo", "--out", "x", "--epochs"], "--epochs needs a value"),
+        (["demo", "--out", "x", "--reusme"], "did you mean --resume?"),
+        (["demo", "--out", "x", "--dryrun", "--epochs", "3"], "did you mean --dry-run?"),
         (["demo", "--out", "x", "stray"], "did not expect 'stray'"),
         (["demo"], "--out DIR"),
         ([], "expected a recipe"),
         (["demo", "--out", "x", "--data.name", "cifra10"], "cifar10"),
         (["demo", "--out", "x", "--model.name", "resnet"], "my_module:function"),
         (["demo", "--out", "x", "--model.name", "nowhere:build"], "does not import"),
+        *(
+            (["demo", "--out", "x", "--model.name", name], "model.name as my_module:build_model")
+            for name in ("nowhere.py:build", "./nowhere:build", ":build", "nowhere:")
+        ),
         (["demo", "--out", "x", "--model.options.widht", "3"], "model.options do not fit smallcnn"),
         (
             ["demo", "--out", "x", "--method", "pgd"],
@@ -137,6 +143,14 @@ def test_mistakes_get_one_line_and_leave_nothing(
     assert message in error
     assert "Traceback" not in error
     assert not (tmp_path / "x").exists()
+
+
+def test_an_empty_out_is_not_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert yopo(monkeypatch, "train", "demo", "--out", "", "--epochs", "0") == 2
+    assert "expected a folder, got nothing" in capsys.readouterr().err
 
 
 def test_a_yaml_file_lies_under_the_flags(
@@ -207,6 +221,8 @@ def test_compare_at_equal_cost(tmp_path: Path, npz: Path, monkeypatch: pytest.Mo
     ("methods", "flags", "message"),
     [
         ("natural,pgd-3", ["--propagations", "2"], "at least 3.00, an epoch of pgd-3; got 2"),
+        ("pgd-3", ["--propagations", "inf"], "at least 3.00, an epoch of pgd-3; got inf"),
+        ("natural", ["--dry-run"], "--dry-run is for `yopo train`"),
         ("pgd-3", ["--propagations", "9", "--epochs", "2"], "leave --epochs out"),
         ("pgd-2,pgd-3", ["--method.steps", "1"], "--method.steps contradicts pgd-2"),
         ("natural", ["--method.name", "fast"], "--method.name contradicts natural"),
@@ -248,10 +264,10 @@ def test_epochs_of_a_file_move_warm_ups_along_as_those_of_a_flag_do(
     file = tmp_path / "short.yaml"
     file.write_text("epochs: 1")
     shown = []
-    for words in (["--epochs", "1"], ["--config", file]):
+    for words in (["--epochs", "1"], ["--config", file], ["--epochs", "1.0"]):
         monkeypatch.setattr(training, "dry_run", lambda config, _: shown.append(config))
         assert yopo(monkeypatch, "train", "demo", "--dry-run", *words) == 0
-    assert shown[0] == shown[1]
+    assert shown[0] == shown[1] == shown[2]
     assert shown[0].eps_warmup < 1
 
 
@@ -263,6 +279,7 @@ def test_files_that_cannot_be_written_are_refused_first(
     for words, message in (
         (["report", tmp_path, "--out", settings], "expected an .html file for --out"),
         (["bench", "--json", tmp_path / "no" / "b.json"], "no folder"),
+        (["bench", "--json", tmp_path], "expected a file for --json"),
         (["bench", "--picture", tmp_path / "b.txt"], "expected a .png, .svg or .pdf file"),
         (["train", "--epochs", "1", "demo"], "settings come after the recipe"),
     ):

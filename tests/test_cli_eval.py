@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 from tests.robust import EPS, trained
 from tests.test_cli import TINY, npz, yopo
 from yopo import checkpoint
+from yopo.cli import training
 from yopo.config import Tree, validate
 from yopo.evaluation.journal import weights_digest
 
@@ -231,6 +233,18 @@ def test_warnings_are_printed(
     assert "step-too-small" not in capsys.readouterr().out  # no attack takes these steps
 
 
+def test_a_narrow_terminal_cuts_no_number_off(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert yopo(monkeypatch, "eval", run, "--attacks", "pgd-2", "--samples", "30") == 0
+    assert "…" not in capsys.readouterr().out.partition("card:")[0]
+    share = {"clean": 0.98765, "pgd-2": 0.12345}
+    result = {"best": share, "last": share, "train_seconds": 1234.5, "propagations": 120.0}
+    Console(width=40).print(training.result_table({"yopo-5-3": result | {"test_images": 10000}}))
+    assert "…" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -244,6 +258,8 @@ def test_warnings_are_printed(
         (["--batch", "0"], "batch to be a whole number"),
         (["--sample", "10"], "did not expect --sample 10"),
         (["--device", "cuda"], "torch finds no GPU here"),
+        (["--device", "gpu"], "--device gpu: torch cannot use it here"),
+        (["--device", "xpu"], "--device xpu: torch cannot use it here"),
     ],
 )
 def test_mistakes_get_one_line_and_leave_nothing(
@@ -275,6 +291,7 @@ def test_a_run_or_checkpoint_that_does_not_fit_is_named(
 
     assert "no run folder and no weights file" in error(tmp_path / "nowhere")
     assert "expected a run with config.yaml and model.safetensors" in error(tmp_path)
+    assert f"did you mean {run}?" in error(run.parent)
     assert "chooses within a run folder" in error(run / "model.safetensors", "--weights", "last")
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("width: 8", "width: 5"))

@@ -281,6 +281,15 @@ def test_a_collapse_is_told(tmp_path: Path) -> None:
     assert "Collapse in epoch 5: the loss is NaN (rollback)." in found.text
 
 
+def test_a_run_without_best_weights_has_no_best_epoch(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    result = read(folder, "result.json") | {"best_epoch": -1}
+    del result["best"]
+    (folder / "result.json").write_text(json.dumps(result))
+    heads, row = Page(page(read_runs([folder]))).tables["runs"]
+    assert row[heads.index("best epoch")] == "–"
+
+
 def test_paper_beside_ours(tmp_path: Path) -> None:
     over = {"method": {"m": 5, "n": 10}, "threat": {"eps": 0.3}, "data": {"name": "mnist"}}
     pgd = over | {"method": {"name": "pgd", "steps": 40}, "threat": {"eps": 0.2}}
@@ -463,6 +472,45 @@ def test_seeds_of_one_setting_share_a_colour_and_a_button(tmp_path: Path) -> Non
     assert [w for w in words if w.endswith("robust")] == [
         f"{name}, robust" for name in ("long (YOPO-2-2, 3 seeds)", "PGD-5", "YOPO-2-2 (2 seeds)")
     ]
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        ("config.yaml", "threat.eps", None),
+        ("config.yaml", "data", "mnist"),
+        ("result.json", "best_epoch", None),
+        ("result.json", "train_seconds", "12.5"),
+        ("result.json", "last.pgd-3", float("nan")),
+        ("eval.json", "about.weights", None),
+        ("eval.json", "attacks.cw", 0.3),
+        ("metrics.jsonl", "epoch", "1"),
+    ],
+)
+def test_values_of_another_kind_are_named(
+    tmp_path: Path, file: str, name: str, value: object
+) -> None:
+    path = write_run(tmp_path / "run", epochs=1) / file
+    tree = yaml.safe_load(path.read_text())
+    *above, last = name.split(".")
+    branch = tree
+    for part in above:
+        branch = branch[part]
+    branch[last] = value
+    path.write_text(yaml.safe_dump(tree) if file == "config.yaml" else json.dumps(tree))
+    with pytest.raises(ValueError, match=f"{file} was edited or .* for {name}; make"):
+        read_runs([path.parent])
+
+
+def test_an_epoch_with_nan_is_not_drawn(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    first, second, *others = (folder / "metrics.jsonl").read_text().splitlines()
+    broken = [json.dumps(json.loads(first) | {"robust": float("nan")})]
+    broken += [json.dumps(json.loads(second) | {"train_seconds": float("nan")})]
+    (folder / "metrics.jsonl").write_text("\n".join([*broken, *others]))
+    runs = read_runs([folder])
+    assert [point["epoch"] for point in runs[0].points] == [3, 4]
+    assert "NaN" not in page(runs)
 
 
 def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:

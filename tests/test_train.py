@@ -604,8 +604,9 @@ def test_other_actions(action: str, tmp_path: Path) -> None:
     }
     trainer = tiny_trainer(tmp_path, over)
     if action == "stop":
-        with pytest.raises(RuntimeError, match="collapsed in epoch 1: the loss is"):
+        with pytest.raises(RuntimeError, match="collapsed in epoch 1: the loss is") as caught:
             trainer.run()
+        assert "a lower optimizer.lr" in str(caught.value)
     else:
         trainer.run()
         assert trainer.progress.rollbacks == 0

@@ -141,6 +141,12 @@ def _network(config: ModelConfig, classes: int, channels: int, side: int) -> nn.
 def _own(config: ModelConfig, classes: int) -> nn.Module:
     """Call the user's function; it is told the number of classes if it asks for it."""
     module, _, function = config.name.partition(":")
+    is_file = "/" in module or module.startswith(".") or module.endswith(".py")
+    if is_file or not (module and function):
+        raise ValueError(
+            "expected model.name as my_module:build_model, for a file my_module.py in this folder "
+            f"with a function build_model, got {config.name!r}"
+        )
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

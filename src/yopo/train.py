@@ -309,7 +309,10 @@ class Trainer:
     def _recover(self, reason: str) -> None:
         p, guard = self.progress, self.config.guard
         if guard.action == "stop" or p.rollbacks >= guard.most or p.good < 0:
-            raise RuntimeError(f"training collapsed in epoch {p.epoch + 1}: {reason}")
+            raise RuntimeError(
+                f"training collapsed in epoch {p.epoch + 1}: {reason}. To try again: a lower "
+                "optimizer.lr or a longer schedule.warmup, in another folder"
+            )
         try:
             self._restore(*checkpoint.load(self.out / "state" / f"save-{p.good:06d}"))
         except ValueError as error:

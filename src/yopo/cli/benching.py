@@ -48,6 +48,10 @@ def run_bench(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError(f"no model {args.model!r} to bench; there are: {', '.join(SETTINGS)}")
     if args.batch is not None and args.batch < 8:
         raise ValueError(f"expected --batch of at least 8, got {args.batch}")
+    if args.width is not None and args.width < 1:
+        raise ValueError(f"expected --width of at least 1, got {args.width}")
+    if args.json and args.json.is_dir():
+        raise ValueError(f"expected a file for --json, got the folder {args.json}; add bench.json")
     for file in filter(None, (args.json, args.picture)):
         if not file.parent.is_dir():
             raise ValueError(f"no folder {file.parent} for {file.name}")

@@ -22,7 +22,15 @@ def pick_device(name: str | None) -> Any:  # noqa: ANN401
         raise ValueError(f"--device {name}: torch finds no GPU here; leave it out, or use cpu")
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+        torch.zeros(1).to(device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).partition("\n")[0].partition(". ")[0]
+        raise ValueError(
+            f"--device {name}: torch cannot use it here ({why}); leave it out, or use cpu"
+        ) from None
+    return device
 
 
 def rank() -> int:

@@ -193,7 +193,7 @@ def result_table(result: "Result") -> Table:
     about = result.about
     table = Table(title=f"{about['images']:,} images: {about['data']}\n{about['threat']}")
     for name in ("attack", "accuracy (95% interval)", "propagations", "time"):
-        table.add_column(name, justify="left" if name == "attack" else "right")
+        table.add_column(name, justify="left" if name == "attack" else "right", overflow="fold")
     for name, outcome in result.outcomes.items():
         shown = percent(outcome.accuracy, result.interval[name])
         cost = f"{result.propagations[name]:.1f}"

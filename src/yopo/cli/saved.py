@@ -24,6 +24,8 @@ def find(path: Path, which: str | None) -> tuple[Config, Path]:
         if not (path / "config.yaml").is_file() or not weights.is_file():
             other = next((w for w, file in FILES.items() if (path / file).is_file()), None)
             advice = f"try --weights {other}" if other else "`yopo train` makes one"
+            if inside := sorted(path.glob("*/config.yaml")):
+                advice = f"did you mean {inside[0].parent}?"
             raise ValueError(
                 f"expected a run with config.yaml and {weights.name}, got {path}; {advice}"
             )

@@ -1,6 +1,7 @@
 """`yopo train` and `yopo compare`."""
 
 import argparse
+import difflib
 import json
 import os
 import shlex
@@ -39,6 +40,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+SWITCHES = ("resume", "dry-run", "settings")  # options without a value
 TRAIN = """examples:
   yopo train demo --out runs/first
   yopo train cifar10-yopo-5-3 --out runs/c10 --epochs 20 --method.n 5 --threat.eps 6/255
@@ -78,7 +80,7 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
 def run_options(parser: argparse.ArgumentParser) -> None:
     """Options of all commands that train."""
     parser.add_argument(
-        "--out", type=Path, help="folder of the run (compare: one subfolder for each method)"
+        "--out", type=_folder, help="folder of the run (compare: one subfolder for each method)"
     )
     parser.add_argument(
         "--config",
@@ -91,6 +93,12 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--SECTION.SETTING", metavar="VALUE", help="any setting: --epochs 20 --method.m 3 …"
     )
+
+
+def _folder(text: str) -> Path:
+    if not text:  # Path("") is the working directory
+        raise argparse.ArgumentTypeError("expected a folder, got nothing; is a variable unset?")
+    return Path(text)
 
 
 def run_train(args: argparse.Namespace, rest: list[str]) -> None:
@@ -158,7 +166,7 @@ def _affordable(config: Config, spec: str, most: float, rest: list[str]) -> int:
     if "epochs" in _flags(rest):
         raise ValueError("--propagations decides the epochs; leave --epochs out")
     cost = propagations(config)
-    if not most >= cost:
+    if not cost <= most < float("inf"):
         raise ValueError(
             f"expected --propagations of at least {cost:.2f}, an epoch of {spec}; got {most:g}"
         )
@@ -177,13 +185,22 @@ def resolve(args: argparse.Namespace, rest: list[str], over: Tree | None = None)
     tree = read_yaml(source) if source.suffix in (".yaml", ".yml") else recipe(args.recipe)
     flags = nested(_flags(rest))
     for given in (read_yaml(args.config) if args.config else {}, over or {}, flags):
-        if str(given.get("epochs", "")).isdigit() and int(given["epochs"]) > 0:
-            tree = rescaled(tree, int(given["epochs"]))
+        if (epochs := _epochs(given.get("epochs"))) is not None:
+            tree = rescaled(tree, epochs)
         threat = given.get("threat", {})
         if isinstance(threat, dict) and "eps" in threat and "step" not in threat:
             tree = with_radius(tree, threat)
         tree = overlay(tree, given)
     return validate(tree)
+
+
+def _epochs(value: Any) -> int | None:  # noqa: ANN401
+    """A number of epochs, where `validate` will take it for one: 3.0 is 3."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return int(number) if number >= 1 and number.is_integer() else None
 
 
 def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -> dict[str, Any]:
@@ -321,7 +338,7 @@ def result_table(results: dict[str, dict[str, Any]]) -> Table:
         "or with evaluate.keep last those of the last evaluated epoch",
     )
     for name in ("method", "training", "propagations", "best", "last"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+        table.add_column(name, justify="left" if name == "method" else "right", overflow="fold")
     for method, r in results.items():
         pairs = (r.get("best"), r["last"])  # no best where every epoch collapsed
         shown = (f"{100 * p['clean']:.2f} / {100 * p[attack]:.2f}" if p else "–" for p in pairs)
@@ -342,7 +359,12 @@ def _flags(rest: list[str]) -> dict[str, str]:
         if not equals:
             value = next(tokens, "--")
             if value.startswith("--"):
-                raise ValueError(f"--{name} needs a value")
+                near = difflib.get_close_matches(name, SWITCHES, n=1)
+                only = name in SWITCHES  # else the parser would have taken it
+                hint = f"; did you mean --{near[0]}?" if near else ""
+                raise ValueError(
+                    f"--{name} is for `yopo train`" if only else f"--{name} needs a value{hint}"
+                )
         flags[name] = value
     return flags
 

@@ -75,7 +75,8 @@ def runs_table(runs: Sequence[Run]) -> str:
         cells += [(spent, "shared a GPU") if run.shared else spent]
         cells += ["–" if cost is None else f"{cost:.0f}"]
         cells += [f"{done}" if run.result else f"{done} of {run.config['epochs']}"]
-        cells += [str(result.get("best_epoch", "–"))]
+        best = result.get("best_epoch", -1)  # -1 where every epoch collapsed
+        cells += ["–" if best < 0 else str(best)]
         shares = [result.get(which, {}).get(attack) for attack, which in pairs]
         rows.append([*cells, *("–" if s is None else f"{100 * s:.2f}%" for s in shares)])
     text = (

@@ -22,6 +22,26 @@ EVALUATIONS = ("eval.json", "model.eval.json", "model-last.eval.json")
 FREE = ("seed", "evaluate", "checkpoint", "diagnose", "notes")
 LABELS = {"natural": "Natural", "fast": "FGSM-RS", "nfgsm": "N-FGSM", "free": "Free"}
 
+# What the page reads of each file, and of what kind it is; "*" stands for every name there is.
+NUMBER = (int, float)
+SHARE = {"accuracy": NUMBER, "interval": list}
+ATTACK = {**SHARE, "settings": str, "seconds": NUMBER, "propagations": NUMBER}
+WORDS = ("data", "threat", "weights", "weights_sha256", "precision", "model", "packages")
+ABOUT = {**dict.fromkeys((*WORDS, "hardware", "finished"), str), "commit": (str, type(None))}
+ABOUT |= {"images": int, "eps": NUMBER, "seed": int, "batch": int}
+EVALUATION = {"attacks": {"*": ATTACK}, "worst": SHARE, "about": ABOUT, "warnings": list}
+RESULT = {"last": {"*": NUMBER}, "best_epoch": int, "test_images": int}
+RESULT |= {"train_seconds": NUMBER, "propagations": NUMBER}
+CONFIG = {
+    "method": {"name": str},
+    "threat": {"name": str, "eps": NUMBER},
+    "data": {"name": str},
+    "model": {"name": str},
+    "evaluate": {"steps": int},
+    "epochs": int,
+}
+LINE = {"epoch": int}
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -56,7 +76,8 @@ class Run:
 
         Those between are looked at with fewer images, for the guard; a collapsed one may have none.
         """
-        measured = [line for line in self.lines if line.get("robust") is not None]
+        drawn = ("robust", "clean", "images", "train_seconds", "propagations")
+        measured = [line for line in self.lines if all(line.get(k) is not None for k in drawn)]
         most = max((line["images"] for line in measured), default=0)
         return [line for line in measured if line["images"] == most]
 
@@ -248,6 +269,7 @@ def _read(folder: Path, name: str) -> Run:
             f"expected the settings of a run in {folder / 'config.yaml'}, found no "
             f"{', '.join(lacking)}; `yopo train` writes them"
         )
+    _check(folder / "config.yaml", config, CONFIG)
     found = {file: _json(folder / file) for file in EVALUATIONS}
     return Run(
         name,
@@ -263,13 +285,30 @@ def _json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        value: dict[str, Any] = json.loads(_text(path))
+        value: dict[str, Any] = json.loads(_text(path), parse_constant=lambda _: None)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     needed = {"attacks", "worst", "about", "warnings"} if path.name in EVALUATIONS else {"last"}
     if not isinstance(value, dict) or not needed <= {*value}:
         raise ValueError(f"expected {', '.join(sorted(needed))} in {path}; was it cut off?")
+    _check(path, value, EVALUATION if path.name in EVALUATIONS else RESULT)
     return value
+
+
+def _check(path: Path, value: Any, shape: Any, where: str = "") -> None:  # noqa: ANN401
+    """Refuse a file that was edited, or written by another version, before it is drawn."""
+    if not isinstance(shape, dict):
+        if not isinstance(value, shape):
+            got = "nothing" if value is None else repr(value)[:40]
+            raise ValueError(
+                f"{path} was edited or is of another version: it has {got} for {where}; "
+                "make the file anew, or leave the run out"
+            )
+        return
+    _check(path, value, dict, where or "all of it")
+    for name in value if "*" in shape else shape:
+        inside = shape.get(name, shape.get("*"))
+        _check(path, value.get(name), inside, f"{where}.{name}" if where else name)
 
 
 def _text(path: Path) -> str:
@@ -285,12 +324,13 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     lines, texts = [], _text(path).splitlines()
     for number, text in enumerate(texts, 1):
         try:
-            line = json.loads(text)
+            line = json.loads(text, parse_constant=lambda _: None)  # no NaN
         except ValueError as error:
             if number == len(texts):  # a run that is writing, or was killed while it wrote
                 break
             raise ValueError(f"line {number} of {path} is not JSON: {error}") from None
         if not isinstance(line, dict):
             raise ValueError(f"expected an epoch in line {number} of {path}, got {text[:40]}")
+        _check(path, line, LINE)
         lines.append(line)
     return lines
