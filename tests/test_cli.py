@@ -381,7 +381,7 @@ def test_own_model_and_own_folder(
     sys.modules.pop("my_net")
     words[own] = "my_net:one"
     assert yopo(monkeypatch, "train", "demo", "--out", "one", *words) == 2
-    assert "expected labels from 0 to 0 for a model with 1 output" in capsys.readouterr().err
+    assert "a model with an output for each class, got one" in capsys.readouterr().err
     assert not (tmp_path / "one").exists()
     words[own] = "my_net:wrong"
     with pytest.raises(TypeError, match="NoneType"):  # with its own traceback

@@ -186,6 +186,12 @@ def test_wrong_words_are_refused(
 # ---------------------------------------------------------------- tables from made-up folders
 
 
+def met(accuracy: float) -> dict[str, Any]:
+    """What an evaluation says of one attack."""
+    cost = {"seconds": 1.0, "propagations": 1.0}
+    return {"accuracy": accuracy, "interval": [0.0, 1.0], "settings": "", **cost}
+
+
 def put(out: Path, name: str, row: str, seed: int = 0, **kind: Any) -> dict[str, Any]:
     """A run folder of a row, of `epochs`, attacked as the table is; what its files say."""
     what = TABLES[name]
@@ -195,8 +201,8 @@ def put(out: Path, name: str, row: str, seed: int = 0, **kind: Any) -> dict[str,
     rng = random.Random(path.name)
     found = evaluation(rng, 0.1)["about"] | {"images": 1000, "eps": config.threat.eps}
     found["weights"] = "model-last.safetensors"
-    attacks = {a: {"accuracy": rng.randrange(1000) / 1000} for a in ("clean", *what.attacks)}
-    worst = {"accuracy": min(a["accuracy"] for a in attacks.values()) / 2}
+    attacks = {a: met(rng.randrange(1000) / 1000) for a in ("clean", *what.attacks)}
+    worst = {"accuracy": min(a["accuracy"] for a in attacks.values()) / 2, "interval": [0.0, 1.0]}
     e = {"attacks": attacks, "worst": worst, "about": found, "warnings": []}
     (path / "eval.json").write_text(json.dumps(e))
     result = json.loads((path / "result.json").read_text()) if kind.get("finished", True) else {}
@@ -332,7 +338,7 @@ def test_fewer_images_and_other_weights(tmp_path: Path) -> None:
     run = put(tmp_path, "table2", "PGD-10")
     other = json.loads(json.dumps(run["eval"]))
     other["about"]["images"] = 100
-    other["attacks"] = {"clean": {"accuracy": 0.001}, "autoattack": {"accuracy": 0.25}}
+    other["attacks"] = {"clean": met(0.001), "autoattack": met(0.25)}
     (run["path"] / "model-last.eval.json").write_text(json.dumps(other))
     other["about"] |= {"weights": "model.safetensors", "images": 5000}
     (run["path"] / "model.eval.json").write_text(json.dumps(other))
