@@ -141,7 +141,7 @@ def test_headline_says_who_is_most_robust_and_what_it_cost(tmp_path: Path) -> No
     close = write_run(tmp_path / "c", NATURAL, robust=0.72)
     said = " ".join(headline(read_runs([pgd, fast, close])))
     assert "c (Natural) has the highest" in said
-    assert "its lead may be chance over: b (YOPO-2-2), 70.00%." in said
+    assert "its lead over b (YOPO-2-2) with 70.00% may be chance." in said
     equal = write_run(tmp_path / "g", PGD, robust=0.7)
     said = headline(read_runs([pgd, equal, fast]))[0]
     assert "g (PGD-5) and b (YOPO-2-2) have the same robust accuracy, the highest of 3 runs" in said

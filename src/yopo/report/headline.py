@@ -183,10 +183,10 @@ def _most_robust(scores: dict[Run, Score]) -> str:
     close = [pair for pair in order[1:] if _chance(order[0][1], pair[1])]
     if not close:
         return f"{name} is the most robust of {len(scores)} runs: {text}."
-    others = ", ".join(f"{other}, {100 * score.share:.2f}%" for other, score in close)
+    others = ", ".join(f"{other} with {100 * score.share:.2f}%" for other, score in close)
     return (
         f"{name} has the highest robust accuracy of {len(scores)} runs: {text}. By these images "
-        f"alone, its lead may be chance over: {others}."
+        f"alone, its lead over {others} may be chance."
     )
 
 
