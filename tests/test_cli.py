@@ -20,6 +20,7 @@ from tests.conftest import assert_same
 from tests.runs import tiny_data
 from yopo import checkpoint, cli
 from yopo.cli import screen, training
+from yopo.train import Trainer
 
 TINY = [
     *("--data.name", "npz", "--data.held_out", "20", "--batch", "20", "--epochs", "2"),
@@ -447,6 +448,23 @@ def wait_for_epoch(out: Path, process: subprocess.Popen[str]) -> None:
     while not (metrics.exists() and metrics.read_text()) and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_ctrl_c_in_the_final_test_finishes_it(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The test is short and its result worth having; what is left to do is another method's."""
+    real = Trainer._measure
+
+    def interrupted(trainer: Trainer) -> tuple[dict[str, float], str]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(trainer)
+
+    monkeypatch.setattr(Trainer, "_measure", interrupted)
+    words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
+    assert yopo(monkeypatch, *words) == 130
+    assert "stopped; this run is finished. To go on: " in capsys.readouterr().out
+    assert (tmp_path / "run" / "result.json").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

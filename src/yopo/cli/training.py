@@ -229,6 +229,8 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
             return trainer.run()
     except StopRequested as stop:
         done = "stopped and saved" if stop.saved else "stopped; the last checkpoint is an older one"
+        if (out / "result.json").exists():
+            done = "stopped; this run is finished"
         screen.say(f"{done}. To go on: {_same_command()}")
         sys.exit(130)
     finally:
