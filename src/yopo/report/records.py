@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from yopo.checkpoint import file_digest
 from yopo.config import validate
@@ -22,25 +23,74 @@ EVALUATIONS = ("eval.json", "model.eval.json", "model-last.eval.json")
 FREE = ("seed", "evaluate", "checkpoint", "diagnose", "notes")
 LABELS = {"natural": "Natural", "fast": "FGSM-RS", "nfgsm": "N-FGSM", "free": "Free"}
 
-# What the page reads of each file, and of what kind it is; "*" stands for every name there is.
-NUMBER = (int, float)
-SHARE = {"accuracy": NUMBER, "interval": list}
-ATTACK = {**SHARE, "settings": str, "seconds": NUMBER, "propagations": NUMBER}
-WORDS = ("data", "threat", "weights", "weights_sha256", "precision", "model", "packages")
-ABOUT = {**dict.fromkeys((*WORDS, "hardware", "finished"), str), "commit": (str, type(None))}
-ABOUT |= {"images": int, "eps": NUMBER, "seed": int, "batch": int}
-EVALUATION = {"attacks": {"*": ATTACK}, "worst": SHARE, "about": ABOUT, "warnings": list}
-RESULT = {"last": {"*": NUMBER}, "best_epoch": int, "test_images": int}
-RESULT |= {"train_seconds": NUMBER, "propagations": NUMBER}
-CONFIG = {
-    "method": {"name": str},
-    "threat": {"name": str, "eps": NUMBER},
-    "data": {"name": str},
-    "model": {"name": str},
-    "evaluate": {"steps": int},
-    "epochs": int,
-}
-LINE = {"epoch": int}
+
+# What the page reads of each file; other things may stand there too.
+class _Share(BaseModel):
+    accuracy: float
+    interval: list[float]
+
+
+class _Attack(_Share):
+    settings: str
+    seconds: float
+    propagations: float
+
+
+class _About(BaseModel):
+    data: str
+    threat: str
+    weights: str
+    weights_sha256: str
+    precision: str
+    model: str
+    packages: str
+    hardware: str
+    finished: str
+    commit: str | None = None
+    images: int
+    eps: float
+    seed: int
+    batch: int
+
+
+class _Evaluation(BaseModel):
+    attacks: dict[str, _Attack]
+    worst: _Share
+    about: _About
+    warnings: list[dict[str, str]]
+
+
+class _Result(BaseModel):
+    last: dict[str, float]
+    best_epoch: int
+    test_images: int
+    train_seconds: float
+    propagations: float
+
+
+class _Named(BaseModel):
+    name: str
+
+
+class _Threat(_Named):
+    eps: float
+
+
+class _Evaluate(BaseModel):
+    steps: int
+
+
+class _Config(BaseModel):
+    method: _Named
+    threat: _Threat
+    data: _Named
+    model: _Named
+    evaluate: _Evaluate
+    epochs: int
+
+
+class _Line(BaseModel):
+    epoch: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,7 +319,7 @@ def _read(folder: Path, name: str) -> Run:
             f"expected the settings of a run in {folder / 'config.yaml'}, found no "
             f"{', '.join(lacking)}; `yopo train` writes them"
         )
-    _check(folder / "config.yaml", config, CONFIG)
+    _check(folder / "config.yaml", config, _Config)
     found = {file: _json(folder / file) for file in EVALUATIONS}
     return Run(
         name,
@@ -291,24 +341,22 @@ def _json(path: Path) -> dict[str, Any] | None:
     needed = {"attacks", "worst", "about", "warnings"} if path.name in EVALUATIONS else {"last"}
     if not isinstance(value, dict) or not needed <= {*value}:
         raise ValueError(f"expected {', '.join(sorted(needed))} in {path}; was it cut off?")
-    _check(path, value, EVALUATION if path.name in EVALUATIONS else RESULT)
+    _check(path, value, _Evaluation if path.name in EVALUATIONS else _Result)
     return value
 
 
-def _check(path: Path, value: Any, shape: Any, where: str = "") -> None:  # noqa: ANN401
+def _check(path: Path, value: object, kind: type[BaseModel]) -> None:
     """Refuse a file that was edited, or written by another version, before it is drawn."""
-    if not isinstance(shape, dict):
-        if not isinstance(value, shape):
-            got = "nothing" if value is None else repr(value)[:40]
-            raise ValueError(
-                f"{path} was edited or is of another version: it has {got} for {where}; "
-                "make the file anew, or leave the run out"
-            )
-        return
-    _check(path, value, dict, where or "all of it")
-    for name in value if "*" in shape else shape:
-        inside = shape.get(name, shape.get("*"))
-        _check(path, value.get(name), inside, f"{where}.{name}" if where else name)
+    try:
+        kind.model_validate(value, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        nothing = first["type"] == "missing" or first["input"] is None
+        got = "nothing" if nothing else repr(first["input"])[:40]
+        raise ValueError(
+            f"{path} was edited or is of another version: it has {got} for "
+            f"{'.'.join(map(str, first['loc']))}; make the file anew, or leave the run out"
+        ) from None
 
 
 def _text(path: Path) -> str:
@@ -331,6 +379,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             raise ValueError(f"line {number} of {path} is not JSON: {error}") from None
         if not isinstance(line, dict):
             raise ValueError(f"expected an epoch in line {number} of {path}, got {text[:40]}")
-        _check(path, line, LINE)
+        _check(path, line, _Line)
         lines.append(line)
     return lines
