@@ -192,7 +192,8 @@ class TwoInTraining(nn.Module):
 
 def test_more_than_logits_is_refused_by_all(batch: Batch) -> None:
     net = TwoInTraining()
-    for method in (Natural(net), PGD(net, Linf(0.1)), TRADES(net, Linf(0.1))):
+    threat = Linf(0.1)
+    for method in (Natural(net), PGD(net, threat), TRADES(net, threat), YOPO(net, threat)):
         with pytest.raises(ValueError, match="wrap it so that it returns the logits alone"):
             method.backward(*batch)
 

@@ -26,7 +26,14 @@ from yopo.frozen import (
     rng_state,
     uncompiled,
 )
-from yopo.propagation import NO_WAY_BACK, FirstLayer, Objective, Propagation, propagate
+from yopo.propagation import (
+    NO_WAY_BACK,
+    FirstLayer,
+    Objective,
+    Propagation,
+    no_logits,
+    propagate,
+)
 
 Edge = tuple[Node, int]  # a value in the autograd graph: the node and which of its outputs
 
@@ -237,7 +244,7 @@ def _record(model: nn.Module, x: Tensor) -> tuple[list[_Call], IsCut]:
         # The clone gives the input a node of its own, so that an identity layer has one too.
         logits = Frozen(model)(x.clone())
     if not isinstance(logits, Tensor):
-        raise ValueError(f"expected logits from the model, got {type(logits).__name__}")
+        raise ValueError(no_logits(logits))
     if logits.grad_fn is None:
         raise ValueError(NO_WAY_BACK)
     end = (logits.grad_fn, logits.output_nr)
