@@ -20,7 +20,7 @@ from tests.conftest import (
     mlp,
     signal_net,
 )
-from yopo import PGD, TRADES, YOPO, Linf, Normalize, Split
+from yopo import PGD, TRADES, TRADESYOPO, YOPO, Linf, Normalize, Split
 from yopo.attacks import cw, pgd
 from yopo.models import SmallCNN, preactresnet18, wideresnet
 from yopo.pmp import Dynamics
@@ -375,23 +375,73 @@ def test_checkpointed_layers_move_statistics_only_with_weight_gradients(
     assert int(model.state_dict()[counter]) == 3 * once
 
 
-def test_a_recurrent_first_layer_is_refused_rather_than_run_in_full() -> None:
-    """LSTM returns a tuple, and the next cut would be the logits themselves."""
+class Recurrent(nn.Module):
+    """LSTM returns a tuple, and the next module gives the logits themselves."""
 
-    class Recurrent(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm = nn.LSTM(5, 6, batch_first=True)
-            self.head = nn.Linear(6, 4)
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(5, 6, batch_first=True)
+        self.head = nn.Linear(6, 4)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.lstm(x)[0][:, -1])  # type: ignore[no-any-return]
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0][:, -1])  # type: ignore[no-any-return]
 
-    x = torch.rand(2, 3, 5)
-    with pytest.raises(ValueError, match="no f0"):
-        Split(Recurrent()).cut(x)
+
+class TwoTowers(nn.Module):
+    """What joins them is no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Sequential(nn.Linear(15, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.a(x) * self.b(x)  # type: ignore[no-any-return]
+
+
+class Bare(nn.Module):
+    """No module at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(15, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flatten(1) @ self.w).tanh()
+
+
+@pytest.mark.parametrize("build", [Recurrent, TwoTowers, Bare])
+def test_where_no_module_can_end_f0_it_is_the_identity(build: Build) -> None:
+    """As if a module that does nothing stood in front."""
+    model, x, y = build().double(), torch.rand(3, 3, 5).double(), torch.tensor([0, 1, 3])
+    threat = Linf(0.1, step=0.01)
+    eta = threat.start(x)
+    cut = Split(model).cut(x)
+    assert (cut.name, cut.affine, cut.random) == ("", True, False)
+    f0, p = Split(model).f0(x), torch.randn_like(x)
+    assert torch.equal(f0(x), x)
+    assert torch.equal(f0.pull_back(p, x), p)
+    for method in (YOPO, TRADESYOPO):
+        model.zero_grad()
+        got = method(model, threat, m=3, n=2).backward(x, y, eta)
+        grads = [q.grad.clone() for q in model.parameters() if q.grad is not None]
+        model.zero_grad()
+        before = nn.Sequential(nn.Identity(), model)
+        expected = method(before, threat, m=3, n=2, first_layer="0").backward(x, y, eta)
+        assert torch.equal(got.eta, expected.eta)
+        assert grads
+        assert all(
+            torch.equal(a, q.grad)
+            for a, q in zip(grads, model.parameters(), strict=True)
+            if q.grad is not None
+        )
+    with pytest.raises(ValueError, match="put its first operations into a module"):
+        Dynamics.of(model, x)
+
+
+def test_the_module_that_gives_the_logits_cannot_end_f0() -> None:
     with pytest.raises(ValueError, match="f0 would be the whole network"):
-        Split(Recurrent(), "head").cut(x)
+        Split(Recurrent(), "head").cut(torch.rand(2, 3, 5))
 
 
 def test_flags_of_inner_modules_count(batch: Batch) -> None:
@@ -467,19 +517,6 @@ def test_unknown_names_get_near_ones() -> None:
         Split(Odd(), "conv_1")
     with pytest.raises(ValueError, match="near names"):
         Split(Odd(), "")
-
-
-def test_a_network_without_modules_is_refused(batch: Batch) -> None:
-    class Bare(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.randn(192, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x.flatten(1) @ self.w
-
-    with pytest.raises(ValueError, match="put the first operations into a module"):
-        Split(Bare()).cut(batch[0])
 
 
 class Joined(nn.Module):

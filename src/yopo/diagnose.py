@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from yopo.argmin import FirstLayer, descend, lbfgs_argmin, linear_argmin
 from yopo.checks import check_at_least, check_attack, check_threat
 from yopo.frozen import eval_mode, untouched
-from yopo.layers import SharedError
+from yopo.layers import NO_LAYERS, SharedError
 from yopo.pmp import Dynamics
 from yopo.propagation import ATTACK_ONLY, FULL
 from yopo.split import cut_names
@@ -94,7 +94,7 @@ def diagnose(
         raise ValueError("co-states are gradients; leave torch.inference_mode() first")
     with eval_mode(model):
         if not (names := cut_names(model, x)):
-            raise ValueError("no module inside this network has the whole input pass through it")
+            raise ValueError(NO_LAYERS)
         chosen = dict.fromkeys([*names[:2], names[len(names) // 4], names[len(names) // 2]])
         whole = _whole(model, x, names)
         apart = [c for c in chosen if c in whole.layers.names] or whole.layers.names[:1]

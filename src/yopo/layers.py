@@ -22,6 +22,11 @@ from yopo.split import Cut, Split, Stopped, own
 
 Theta = Sequence[nn.Parameter]  # the parameters of one layer
 
+NO_LAYERS = (
+    "no module inside this network has the whole input pass through it, once, so it is no sequence "
+    "of layers; put its first operations into a module of their own"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -186,7 +191,8 @@ def layers_of(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -
     flat = [name for name, _ in children]
     cuts = [Split(model, name).cut(x) for name in names or (None,)]  # refuses what cannot be
     if names is None:
-        first = cuts[0].name
+        if not (first := cuts[0].name):
+            raise ValueError(NO_LAYERS)
         names = flat[flat.index(first) : -1] if first in flat else [first]
     if all(name in flat for name in names):
         return Row(*_grouped(children, names))

@@ -42,7 +42,7 @@ Edge = tuple[Node, int]  # a value in the autograd graph: the node and which of 
 class Cut:
     """Where f0 ends, and what kind of function it is."""
 
-    name: str
+    name: str  # "": at the input itself
     module: nn.Module
     affine: bool  # the gradient of p·f0(x + eta) is the same for every eta
     random: bool  # f0 draws random numbers (dropout)
@@ -53,8 +53,9 @@ class Split:
     """The network as g ∘ f0, f0 being all up to and including the module `first_layer`.
 
     Without a name, f0 ends at the first module with parameters (if there is none, at the first)
-    that the whole input passes through, in the order in which modules finish. `known`: where it
-    ends, if that was found before on another form of the same network.
+    that the whole input passes through, in the order in which modules finish; where there is no
+    such module, as in front of two parallel stems, f0 is the identity. `known`: where it ends, if
+    that was found before on another form of the same network.
     """
 
     def __init__(
@@ -102,19 +103,18 @@ class Split:
     def f0(self, x: Tensor, rng: RngState | None = None) -> FirstLayer:
         """f0 alone, frozen; with `rng`, every call draws the same random numbers."""
         cut = self.cut(x)
-        return _F0(cut.module, Frozen(self._original), rng, cut.compiled_parts)
+        network = self._original if cut.name else cut.module
+        return _F0(cut.module, Frozen(network), rng, cut.compiled_parts)
 
     def _study(self, x: Tensor) -> Cut:
         x = x.detach().clone().requires_grad_()
         calls, is_cut = _record(self._original, x)
         if self._first_layer is None:
             call = _first_cut(calls, is_cut)
-            if call is None:
-                raise ValueError(
-                    "no module inside this network has the whole input pass through it, once, so "
-                    "there is no f0; put the first operations into a module of their own, or name "
-                    "one with first_layer"
-                )
+            if (
+                call is None
+            ):  # f0 is the identity: ∂loss/∂x serves all steps, as for every affine f0
+                return Cut("", nn.Identity(), affine=True, random=False)
         else:
             target = _submodule(self._original, self._first_layer)
             call = _named_cut(calls, is_cut, self._first_layer, target)
