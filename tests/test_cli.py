@@ -345,6 +345,28 @@ def test_a_full_disk_at_the_end_costs_no_result(
     assert (tmp_path / "run" / "result.json").exists()
 
 
+def test_a_name_that_timm_does_not_know_gets_near_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a stand-in for the package, which answers as timm 1.0 does."""
+    timm = types.ModuleType("timm")
+
+    def create_model(name: str, **_: object) -> None:
+        raise RuntimeError("out of memory" if name == "resnet18" else f"Unknown model ({name})")
+
+    vars(timm).update(
+        create_model=create_model,
+        is_model=lambda name: name == "resnet18",
+        list_models=lambda: ["resnet18", "resnet34", "vit_tiny"],
+    )
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    words = ("train", "demo", "--out", tmp_path / "run", "--model.name")
+    assert yopo(monkeypatch, *words, "timm:resnet81") == 2
+    assert "no model 'resnet81' in timm; near names: resnet18" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="out of memory"):  # an error of the network's own
+        yopo(monkeypatch, *words, "timm:resnet18")
+
+
 def test_own_model_and_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """From a Config to the objects it describes."""
 
+import difflib
 import importlib
 import inspect
 import sys
@@ -125,10 +126,16 @@ def _network(config: ModelConfig, classes: int, channels: int, side: int) -> nn.
         except Exception as error:
             raise ValueError(f"{config.name} needs timm, which does not import: {error}") from None
         options = {"num_classes": classes, "in_chans": channels, **config.options}
+        name = config.name.removeprefix("timm:")
         try:
-            net: nn.Module = timm.create_model(config.name.removeprefix("timm:"), **options)
+            net: nn.Module = timm.create_model(name, **options)
         except TypeError as error:
             raise ValueError(f"model.options do not fit {config.name}: {error}") from None
+        except RuntimeError:
+            if timm.is_model(name):
+                raise
+            near = difflib.get_close_matches(name, timm.list_models()) or timm.list_models()[:3]
+            raise ValueError(f"no model {name!r} in timm; near names: {', '.join(near)}") from None
         return net
     if ":" not in config.name:
         raise ValueError(
