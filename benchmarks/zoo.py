@@ -38,7 +38,11 @@ def literal(model: nn.Module, f0: str, x: Tensor, y: Tensor, eta: Tensor, t: yop
         logits = model(x + eta)
         return eta, outputs[0] if end else x + eta, logits
 
-    hook = end.register_forward_hook(lambda _m, _i, out: outputs.append(out)) if end else None
+    def note(_module: nn.Module, _args: object, out: Tensor) -> Tensor:
+        outputs.append(out)
+        return out.clone()  # the next module may write into it
+
+    hook = end.register_forward_hook(note) if end else None
     for _ in range(M):
         here, out, logits = run(eta)
         loss = F.cross_entropy(logits, y)
@@ -126,6 +130,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     warnings.simplefilter("ignore")
+    torch.set_default_dtype(torch.float64)  # so that no sign of a gradient is a matter of rounding
     rows: dict[str, dict[str, Any]] = {}
     for zoo in (of_torchvision, of_timm):
         for name, make, size in zoo():
