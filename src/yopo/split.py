@@ -249,7 +249,7 @@ def _record(model: nn.Module, x: Tensor) -> tuple[list[_Call], IsCut]:
         raise ValueError(NO_WAY_BACK)
     end = (logits.grad_fn, logits.output_nr)
 
-    def is_cut(call: _Call) -> bool:
+    def is_cut(call: _Call, _alive: Tensor = logits) -> bool:  # nodes may not outlive the graph
         if call.edge is None:
             return False
         if call.edge == end and not _is_linear(end):  # f0 would be the whole network
