@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -191,8 +191,7 @@ def has_compiled_parts(model: nn.Module) -> bool:
 
 def eager(enabled: bool) -> AbstractContextManager[object]:
     """Run compiled modules as they were written."""
-    stance: Any = getattr(torch.compiler, "set_stance", None)  # not before torch 2.6
-    return stance("force_eager") if enabled and stance else nullcontext()
+    return torch.compiler.set_stance("force_eager") if enabled else nullcontext()
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
