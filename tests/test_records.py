@@ -27,6 +27,15 @@ def test_step_times_in_the_readme() -> None:
         assert line in readme, line
 
 
+def test_other_peoples_networks() -> None:
+    rows = json.loads((ROOT / "records/zoo-cpu/zoo.json").read_text())["networks"]
+    assert f"Tried on {len(rows)} networks" in (ROOT / "README.md").read_text()
+    assert all(row["agree"] == 1 and row["untouched"] for row in rows.values())
+    refused = {name: row["because"] for name, row in rows.items() if not row["trains"]}
+    assert list(refused) == ["torchvision:googlenet", "torchvision:inception_v3"]
+    assert all("wrap it so that it returns the logits alone" in why for why in refused.values())
+
+
 def test_reproduction_is_that_of_the_records() -> None:
     """docs/reproduction.md, the README's headline and tableN.json, made again from the runs."""
     for path, text in texts(ROOT).items():
