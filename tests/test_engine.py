@@ -264,6 +264,13 @@ def test_what_cannot_be_compiled_runs_plainly_and_says_so(batch: Batch) -> None:
     assert len(said) == 1
     assert "not compiled: " in said[0]
     assert "'layer1'" in said[0]
+    assert "an nn.Identity() before the network" in said[0]
+    advised = nn.Sequential(nn.Identity(), copy.deepcopy(twin))
+    method = YOPO(advised, THREAT, m=2, n=2, first_layer="0")
+    other = Engine(method, sgd(advised), say=said.append)
+    other.step(*batch)
+    assert other.compiled
+    assert len(said) == 1
     torch.manual_seed(1)
     optimizer = sgd(twin)
     YOPO(twin, THREAT, m=2, n=2, first_layer="layer1").backward(*batch)
