@@ -358,8 +358,9 @@ class Engine:
         parts = cut_in_two(model, cut.name)
         if parts is None:
             raise ValueError(
-                f"f0, up to {cut.name!r}, is not affine, and the network no plain sequence of modules; "
-                "an affine first_layer can be compiled, such as an nn.Identity() before the network"
+                f"f0, up to {cut.name!r}, is not affine, and the network no plain sequence of "
+                "modules; an affine first_layer can be compiled, such as an nn.Identity() before "
+                "the network"
             )
         for part in parts:
             part.training = model.training
