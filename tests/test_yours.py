@@ -493,6 +493,30 @@ def test_everything_random_goes_on_as_it_was(
     assert_same(dict(again.model.state_dict()), dict(whole.model.state_dict()), tol=0)
 
 
+class TwoTowers(nn.Module):
+    """No single module sees the whole input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Sequential(nn.Linear(256, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.a(x) * self.b(x)  # type: ignore[no-any-return]
+
+
+def test_a_network_that_cannot_be_diagnosed_is_trained_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr("yopo.train.build_model", lambda *_: TwoTowers())
+    config = tiny_config({"method": {"first_layer": None}, "diagnose": {"every": 1}, "epochs": 1})
+    watcher = Silent()
+    run = Trainer(config, tiny_data(), tmp_path / "run", watcher, torch.device("cpu"))
+    assert "last" in run.run()
+    assert any("not diagnosed: no module inside this network" in text for text in watcher.said)
+
+
 def test_a_state_that_cannot_be_saved_is_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

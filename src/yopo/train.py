@@ -273,7 +273,10 @@ class Trainer:
             clean, robust = self._evaluate(self.follower, images)
             if c.diagnose.every and (p.epoch + 1) % c.diagnose.every == 0 and self.rank == 0:
                 x, y = (t[: c.diagnose.images] for t in self._held)
-                line["diagnose"] = drift(self.follower, x, y, c)
+                try:
+                    line["diagnose"] = drift(self.follower, x, y, c)
+                except ValueError as error:  # such as a network that is no sequence of layers
+                    self.watch.say(f"not diagnosed: {error}")
             p.evaluate_seconds += time.perf_counter() - started
             line |= {"clean": clean, "robust": robust, "images": min(images, len(self._held[0]))}
             # Natural training has no robustness to lose, or to be chosen by.
