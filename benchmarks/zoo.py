@@ -1,4 +1,4 @@
-"""YOPO on other people's networks: a small one of every family in torchvision and timm.
+"""YOPO on other people's networks: a small one of most families in torchvision and timm.
 
 Usage: pip install timm torchvision; python -m benchmarks.zoo [--only timm:res] [--json FILE]
 Each network, with random weights, is trained by one step of YOPO-2-3 as it is, found f0 and all. In

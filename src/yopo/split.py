@@ -111,9 +111,7 @@ class Split:
         calls, is_cut = _record(self._original, x)
         if self._first_layer is None:
             call = _first_cut(calls, is_cut)
-            if (
-                call is None
-            ):  # f0 is the identity: ∂loss/∂x serves all steps, as for every affine f0
+            if call is None:  # the identity: ∂loss/∂x serves all steps, as for every affine f0
                 return Cut("", nn.Identity(), affine=True, random=False)
         else:
             target = _submodule(self._original, self._first_layer)
