@@ -29,31 +29,24 @@ Zoo = Iterator[tuple[str, Make, int]]  # name, network, size of its images
 
 def literal(model: nn.Module, f0: str, x: Tensor, y: Tensor, eta: Tensor, t: yopo.Linf) -> Tensor:
     """eta^{m,n} by the paper's formula: p from a full pass, then n steps up p·f0(x + eta)."""
+    if not f0:  # the identity
+        model, f0 = nn.Sequential(nn.Identity(), model), "0"
     outputs: list[Tensor] = []
-    end = model.get_submodule(f0) if f0 else None  # without a name f0 is the identity
-
-    def run(eta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        eta = eta.detach().requires_grad_()
-        outputs.clear()
-        logits = model(x + eta)
-        return eta, outputs[0] if end else x + eta, logits
 
     def note(_module: nn.Module, _args: object, out: Tensor) -> Tensor:
         outputs.append(out)
         return out.clone()  # the next module may write into it
 
-    hook = end.register_forward_hook(note) if end else None
-    for _ in range(M):
-        here, out, logits = run(eta)
-        loss = F.cross_entropy(logits, y)
-        (p,) = torch.autograd.grad(loss, out if end else here)
-        for _ in range(N):
-            here, out, _ = run(eta)
-            (grad,) = torch.autograd.grad((p * out).sum(), here)
-            low, high = (-x).clamp(min=-t.eps), (1 - x).clamp(max=t.eps)
-            eta = torch.minimum(torch.maximum(eta + t.step * grad.sign(), low), high)
-    if hook:
-        hook.remove()
+    low, high = (-x).clamp(min=-t.eps), (1 - x).clamp(max=t.eps)
+    with model.get_submodule(f0).register_forward_hook(note):
+        for _ in range(M):
+            logits = model((x + eta).requires_grad_())
+            (p,) = torch.autograd.grad(F.cross_entropy(logits, y), outputs.pop())
+            for _ in range(N):
+                eta = eta.detach().requires_grad_()
+                model(x + eta)
+                (grad,) = torch.autograd.grad((p * outputs.pop()).sum(), eta)
+                eta = torch.minimum(torch.maximum(eta + t.step * grad.sign(), low), high).detach()
     return eta
 
 

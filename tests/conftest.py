@@ -109,6 +109,18 @@ class NormalisesInForward(nn.Module):
         return self.head(F.max_pool2d(x, 2).flatten(1))  # type: ignore[no-any-return]
 
 
+class TwoTowers(nn.Module):
+    """No single module sees the whole input, and what joins the towers is no module."""
+
+    def __init__(self, size: int = 15) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Sequential(nn.Linear(size, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.a(x) * self.b(x)  # type: ignore[no-any-return]
+
+
 class SharesModules(nn.Module):
     """One activation and one block used at several places."""
 

@@ -15,6 +15,7 @@ from tests.conftest import (
     PatchTransformer,
     SharesModules,
     TwoStems,
+    TwoTowers,
     bn_convnet,
     convnet,
     mlp,
@@ -387,18 +388,6 @@ class Recurrent(nn.Module):
         return self.head(self.lstm(x)[0][:, -1])  # type: ignore[no-any-return]
 
 
-class TwoTowers(nn.Module):
-    """What joins them is no module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = (nn.Sequential(nn.Linear(15, 4), nn.Tanh()) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        return self.a(x) * self.b(x)  # type: ignore[no-any-return]
-
-
 class Bare(nn.Module):
     """No module at all."""
 
@@ -424,17 +413,15 @@ def test_where_no_module_can_end_f0_it_is_the_identity(build: Build) -> None:
     for method in (YOPO, TRADESYOPO):
         model.zero_grad()
         got = method(model, threat, m=3, n=2).backward(x, y, eta)
-        grads = [q.grad.clone() for q in model.parameters() if q.grad is not None]
-        model.zero_grad()
+        grads = {k: q.grad for k, q in model.named_parameters() if q.grad is not None}
+        assert grads.keys() == dict(model.named_parameters()).keys()
+        model.zero_grad()  # leaves these tensors to us
         before = nn.Sequential(nn.Identity(), model)
         expected = method(before, threat, m=3, n=2, first_layer="0").backward(x, y, eta)
         assert torch.equal(got.eta, expected.eta)
-        assert grads
-        assert all(
-            torch.equal(a, q.grad)
-            for a, q in zip(grads, model.parameters(), strict=True)
-            if q.grad is not None
-        )
+        for name, q in model.named_parameters():
+            assert q.grad is not None
+            assert torch.equal(q.grad, grads[name])
     with pytest.raises(ValueError, match="put its first operations into a module"):
         Dynamics.of(model, x)
 

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import weight_norm
 
 import yopo
-from tests.conftest import Batch, assert_same, bn_convnet, convnet, grads
+from tests.conftest import Batch, TwoTowers, assert_same, bn_convnet, convnet, grads
 from tests.runs import Silent, tiny_config, tiny_data
 from tests.test_split import small_resnet
 from yopo import (
@@ -493,23 +493,11 @@ def test_everything_random_goes_on_as_it_was(
     assert_same(dict(again.model.state_dict()), dict(whole.model.state_dict()), tol=0)
 
 
-class TwoTowers(nn.Module):
-    """No single module sees the whole input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = (nn.Sequential(nn.Linear(256, 4), nn.Tanh()) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        return self.a(x) * self.b(x)  # type: ignore[no-any-return]
-
-
 def test_a_network_that_cannot_be_diagnosed_is_trained_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr("yopo.train.build_model", lambda *_: TwoTowers())
+    monkeypatch.setattr("yopo.train.build_model", lambda *_: TwoTowers(256))
     config = tiny_config({"method": {"first_layer": None}, "diagnose": {"every": 1}, "epochs": 1})
     watcher = Silent()
     run = Trainer(config, tiny_data(), tmp_path / "run", watcher, torch.device("cpu"))
