@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import socket
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import yopo
 import yopo.train
 from tests.conftest import GPU, assert_same
 from tests.runs import BASE, Silent, tiny_data, tiny_trainer
-from yopo import checkpoint, distributed
+from yopo import checkpoint, distributed, measure
 from yopo.config import Tree, overlay, validate
+from yopo.evaluation import suite
 from yopo.progress import StopRequested
 
 METHODS: dict[str, Tree] = {
@@ -75,6 +77,7 @@ def train_steps(out: str, over: Tree, rank: int, world: int, port: int) -> None:
         return real(x.double(), y, start)
 
     trainer.method.backward = backward  # type: ignore[method-assign, assignment]
+    warnings.filterwarnings("error", message=".*exchange_gradients")  # it takes care itself
     updates = 0
     for epoch in range(2):
         for step, (x, y) in enumerate(trainer.loader.epoch(epoch)):
@@ -231,6 +234,82 @@ def test_two_processes_resume_in_the_middle_of_an_epoch_exactly(
     assert lines[0] == lines[1]
 
 
+def drift_apart(out: str, over: Tree, rank: int, world: int, port: int) -> None:
+    """In the second epoch a weight of the second process, or of its average, is changed."""
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    for every in (1, 50):  # steps between checkpoints: seen in the middle of an epoch, at its end
+        for whose in ("model", "follower"):
+            yopo.train.CHECK_EVERY = every
+            folder = Path(out).parent / f"{every} {whose}"
+            trainer = tiny_trainer(folder, over)
+            real, there = trainer._step, dict[str, bytes]()
+
+            def step(
+                x: Tensor,
+                y: Tensor,
+                number: int,
+                trainer: yopo.train.Trainer = trainer,
+                real: Any = real,
+                there: dict[str, bytes] = there,
+                folder: Path = folder,
+                whose: str = whose,
+            ) -> yopo.Step:
+                result: yopo.Step = real(x, y, number)
+                if (trainer.progress.epoch, number) == (1, 2):
+                    there |= contents(folder) if rank == 0 else {}
+                    if rank == 1:
+                        next(getattr(trainer, whose).parameters()).detach().view(-1)[0] += 1
+                return result
+
+            trainer._step = step  # type: ignore[method-assign, assignment]
+            with pytest.raises(RuntimeError, match="the weights of process 1 are no longer"):
+                trainer.run()
+            if rank == 0:
+                assert "metrics.jsonl" in there
+                assert contents(folder) == there
+    checkpoint.save_weights(Path(out), {"done": torch.ones(1)}, {})
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_weights_that_differ_end_the_run_before_anything_is_written(tmp_path: Path) -> None:
+    over: Tree = {"checkpoint": {"minutes": 0, "pause": 0}, "method": {"name": "fast"}}
+    run(tmp_path, over, 2, drift_apart)
+
+
+@pytest.mark.parametrize(("world", "batch"), [(1, 800), (2, 400)])
+def test_the_held_out_attack_fits_where_a_share_of_the_batch_does(
+    world: int, batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float32: None
+) -> None:
+    monkeypatch.setattr(distributed, "start", lambda _: (0, world))
+    address = f"tcp://127.0.0.1:{free_port()}"
+    dist.init_process_group("gloo", address, rank=0, world_size=1)
+    try:
+        trainer = tiny_trainer(tmp_path, {"batch": 400}, train=420)
+        used: list[int] = []
+        real = suite.run
+
+        def attack_all(*args: Any, **kwargs: Any) -> Any:
+            used.append(kwargs["batch"])
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(measure, "attack_all", attack_all)
+        trainer._evaluate(trainer.follower, 20)
+        trainer._measure()
+    finally:
+        dist.destroy_process_group()
+    assert used == [batch, batch]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_exchanges_run_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +322,7 @@ def test_the_exchanges_run_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
         net = yopo.models.preactresnet18(width=4, blocks=(1, 1)).to(device)
         distributed.same_everywhere([*net.parameters(), *net.buffers()])
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        distributed.average_gradients_before_each_step(optimizer)
+        yopo.exchange_gradients(optimizer)
         synced = distributed.synchronise_batchnorm(net)
         assert any(isinstance(m, torch.nn.SyncBatchNorm) for m in synced.modules())
         x = torch.rand(8, 3, 16, 16, device=device)

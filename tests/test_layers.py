@@ -26,6 +26,7 @@ LAYERS = [
     {"yopo.argmin", "yopo.argmax"},
     {"yopo.pmp", "yopo.layers"},
     {"yopo.hamiltonian", "yopo.split", "yopo.propagation", "yopo.frozen", "yopo.threat"},
+    {"yopo.exchange"},
     {"yopo.losses", "yopo.checks", "yopo.lbfgs", "yopo.paper"},
 ]
 

@@ -12,6 +12,7 @@ from yopo.ema import EMA
 from yopo.engine import Engine
 from yopo.evaluation.evaluate import evaluate
 from yopo.evaluation.result import Result
+from yopo.exchange import exchange_gradients
 from yopo.methods.base import AdversarialMethod, Method, Step
 from yopo.methods.fast import Fast
 from yopo.methods.free import Free
@@ -52,5 +53,6 @@ __all__ = [
     "Threat",
     "attacks",
     "evaluate",
+    "exchange_gradients",
     "models",
 ]

@@ -1,4 +1,4 @@
-"""Several processes: who am I, and one exchange of gradients for each optimizer step."""
+"""Several processes: who am I, and what they tell each other; gradients are exchange.py's."""
 
 import os
 from collections.abc import Iterable
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 
 def start(device: torch.device) -> tuple[int, int]:
@@ -26,26 +25,6 @@ def start(device: torch.device) -> tuple[int, int]:
             device_id=device if cuda else None,
         )
     return dist.get_rank(), dist.get_world_size()
-
-
-def average_gradients_before_each_step(optimizer: Optimizer) -> None:
-    """From now on every optimizer.step() first averages the gradients over all processes.
-
-    All gradients travel in one message. m propagations, attack passes and Free's inner steps need
-    no care: what is exchanged is what the step will use.
-    """
-
-    def exchange(_optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-        if not grads:
-            return
-        flat = torch.cat([g.reshape(-1) for g in grads])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        parts = flat.split([g.numel() for g in grads])
-        torch._foreach_copy_(grads, [f.view_as(g) for f, g in zip(parts, grads, strict=True)])
-
-    optimizer.register_step_pre_hook(exchange)
 
 
 def same_everywhere(tensors: Iterable[Tensor]) -> None:

@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from yopo.checks import check_choice, check_optimizer
 from yopo.compiled import Compiled, CompiledSplit, inductor_options
 from yopo.ema import EMA
+from yopo.exchange import exchanges, watch
 from yopo.frozen import eval_mode, forked_rng, parallel, uncompiled
 from yopo.layers import in_a_row
 from yopo.methods.base import AdversarialMethod, Method, Step, plain
@@ -113,6 +114,7 @@ class Engine:
         part: of the threat's radius and step, while it grows (a `step` that the method itself was
         given stays). updates: steps made before, for EMA; by default those of this engine.
         """
+        watch(self.method.model)
         if self._shape is None:
             self.prepare(x, y)
         x, y = plain(x), plain(y if y.is_floating_point() else y.long())
@@ -292,6 +294,9 @@ class Engine:
             self.ema.pair()  # the network may have been converted since
         if parallel(self.method.model):
             self.say("plain steps: DistributedDataParallel exchanges gradients in backward()")
+            return
+        if exchanges(self.optimizer):
+            self.say("plain steps: gradients are exchanged between processes before each step")
             return
         if self.compile:
             self._try_to_compile(x, y)

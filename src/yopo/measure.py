@@ -36,8 +36,12 @@ def accuracies(
     x: Tensor,  # (N, C, H, W) uint8
     y: Tensor,
     config: Config,
+    share: int,
 ) -> tuple[float, float]:
-    """Clean and PGD accuracy by float32's verdict, in batches, seeded."""
+    """Clean and PGD accuracy by float32's verdict, in batches, seeded.
+
+    share: images of a training batch that one process has; it has room for twice as many here.
+    """
     threat, attack = build_threat(config.threat), parse(f"pgd-{config.evaluate.steps}")
     outcomes = attack_all(
         model,
@@ -45,7 +49,7 @@ def accuracies(
         y,
         threat,
         [attack],
-        batch=max(250, 2 * config.batch),  # no weight gradients, so there is room
+        batch=max(250, 2 * share),  # no weight gradients, so there is room
         seed=mix(config.seed, "evaluate"),
         precision="tf32" if next(model.parameters()).is_cuda else "float32",
         step=2.5 * threat.eps / attack.steps,

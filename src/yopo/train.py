@@ -26,6 +26,7 @@ from yopo.ema import EMA
 from yopo.engine import Engine
 from yopo.evaluation.card import hardware, provenance
 from yopo.evaluation.journal import digest, weights_digest
+from yopo.exchange import differing
 from yopo.guard import Health, collapse, learnt, nothing_learnt
 from yopo.measure import accuracies, commonest, drift, mix, seed_all
 from yopo.progress import Progress, StopRequested, Watcher
@@ -66,7 +67,7 @@ class Trainer:
         self.optimizer = build_optimizer(config, self.model)
         if self.world > 1:
             distributed.same_everywhere([*self.model.parameters(), *self.model.buffers()])
-            distributed.average_gradients_before_each_step(self.optimizer)
+            yopo.exchange_gradients(self.optimizer)
         if config.optimizer.clip:  # after the exchange, and in each of Free's steps too
             self.optimizer.register_step_pre_hook(self._clip)
         self.method = build_method(config, self.model, self.optimizer)
@@ -104,6 +105,7 @@ class Trainer:
             world=self.world,
             resident=config.data.resident,
         )
+        self._share = config.batch // self.world  # of each batch, in this process
         self._saved_at, self._saved = time.monotonic(), (-1, -1)  # (epoch, step)
         self._prepare_seconds = time.perf_counter() - began
 
@@ -253,6 +255,7 @@ class Trainer:
     def _finish_epoch(self, reason: str | None) -> None:
         """Evaluate, guard, write a line, save."""
         p, c = self.progress, self.config
+        self._check_same_weights()
         if self.world > 1 and not c.sync_batchnorm:
             distributed.same_everywhere(self.model.buffers())
         loss_sum, right = self._sums()
@@ -344,7 +347,7 @@ class Trainer:
         found = [0.0, 0.0]
         if self.rank == 0:
             x, y = (t[:images] for t in self._held)
-            found = list(accuracies(model, x, y, self.config))
+            found = list(accuracies(model, x, y, self.config, self._share))
         clean, robust = distributed.from_first(found)
         return clean, robust
 
@@ -389,11 +392,25 @@ class Trainer:
 
     def _measure(self) -> tuple[dict[str, float], str]:
         """The followed network on the test set, and its weights' digest."""
-        clean, robust = accuracies(self.follower, *self._test, self.config)
+        clean, robust = accuracies(self.follower, *self._test, self.config, self._share)
         found = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
         return found, weights_digest(self.follower)
 
     # ------------------------------------------------------------ saving
+
+    def _check_same_weights(self) -> None:
+        """End the run in all processes, before anything is written, if their weights differ."""
+        if self.world == 1:
+            return
+        models = [self.model, *([self.ema.model] if self.ema else [])]
+        others = differing(p for model in models for p in model.parameters())
+        if others:
+            raise RuntimeError(
+                f"the weights of process {', '.join(map(str, others))} are no longer those of "
+                "process 0, so nothing was written. Look for code that changes weights outside "
+                "optimizer.step(), or for machines that compute differently; --resume goes on from "
+                "the last checkpoint"
+            )
 
     def _gather(self) -> None:
         """Bring to the first process what the others have of their own, and go on from there.
@@ -424,6 +441,7 @@ class Trainer:
         """Write a checkpoint and say whether it is there; a collapse goes back to a good one."""
         self._saved_at = time.monotonic()
         p, keep = self.progress, self.config.checkpoint.keep
+        self._check_same_weights()
         if self.world > 1:
             self._gather()
         p.saves, before = p.saves + 1, p.good

@@ -15,6 +15,7 @@ from yopo.checks import (
     check_threat,
     check_trainable,
 )
+from yopo.exchange import watch
 from yopo.frozen import (
     Frozen,
     all_or_nothing,
@@ -68,6 +69,7 @@ class Method(ABC):
         x: images (B, ...) in [0, 1]. y: class indices (B,), or soft targets (B, C).
         eta: where the perturbation starts; by default each method's own start.
         """
+        watch(self.model)
         with uncached():
             self.prepare(x, y)
             if eta is not None:
