@@ -71,6 +71,43 @@ def step(method: yopo.Method, x: Tensor, y: Tensor) -> Run:
     return run
 
 
+class Block(nn.Module):
+    """Five small tensors of parameters and three buffers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A residual block."""
+        out: Tensor = x + self.conv2(F.relu(self.bn(self.conv1(x))))
+        return out
+
+
+def many_tensors(width: int = 8, blocks: int = 100) -> nn.Sequential:
+    """A network of 504 small tensors, where all that is done for each of them would show."""
+    first, last = nn.Conv2d(3, width, 3, stride=2, padding=1), nn.Linear(width, 10)
+    inner = [Block(width) for _ in range(blocks)]
+    return nn.Sequential(first, *inner, nn.AdaptiveAvgPool2d(1), nn.Flatten(), last)
+
+
+def bare(model: nn.Module, threat: yopo.Linf, x: Tensor, y: Tensor, steps: int, n: int) -> Run:
+    """`steps` attack passes and one for the weights, written out in plain PyTorch."""
+
+    def run() -> None:
+        model.zero_grad()
+        eta = threat.start(x)
+        for _ in range(steps):
+            at = (x + eta).requires_grad_()
+            (grad,) = torch.autograd.grad(F.cross_entropy(model(at), y), at)
+            eta = threat.ascend(eta, grad, x, n=n)
+        F.cross_entropy(model(x + eta), y).backward()
+
+    return run
+
+
 def main() -> None:
     """Measure, print, and write if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -104,6 +141,20 @@ def main() -> None:
         },
         max(3, args.rounds // 3),
     )
+    x, y = torch.rand(16, 3, 16, 16), torch.randint(10, (16,))
+    many, threat = many_tensors(), yopo.Linf(8 / 255)
+    tensors = len(list(many.parameters()))
+    last = yopo.YOPO(many, threat, m=3, n=3, grad_at="last")
+    pgd = yopo.PGD(many, threat, steps=10, attack_mode="train")
+    small_ones = medians(
+        {
+            "bare 3": bare(many, threat, x, y, steps=3, n=3),
+            "YOPO-3-3": step(last, x, y),
+            "bare 10": bare(many, threat, x, y, steps=10, n=1),
+            "PGD-10": step(pgd, x, y),
+        },
+        2 * args.rounds,
+    )
     ratios = {  # name: (measured, at most)
         "PreAct-ResNet18/16: YOPO-5-1 before / 5 natural passes": (
             resnet["n=1"] / resnet["natural"],
@@ -122,6 +173,14 @@ def main() -> None:
             None,
         ),
         "SmallCNN conv1+ReLU: YOPO-5-10 / PGD-40": (smallcnn["yopo"] / smallcnn["pgd"], 0.5),
+        f"{tensors} small tensors: YOPO-3-3 last / the same passes bare": (
+            small_ones["YOPO-3-3"] / small_ones["bare 3"],
+            1.05,
+        ),
+        f"{tensors} small tensors: PGD-10 / the same passes bare": (
+            small_ones["PGD-10"] / small_ones["bare 10"],
+            1.05,
+        ),
         "peak memory: YOPO-5-10 before / natural": (peaks["n=10"] / peaks["natural"], 1.15),
         "peak memory: YOPO-5-10 after / natural": (peaks["after"] / peaks["natural"], 1.15),
     }

@@ -42,11 +42,12 @@ class Breaks(nn.Module):
         super().__init__()
         self.calls = 0
         self.at = -1
+        self.how: type[BaseException] = RuntimeError
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         if self.calls == self.at:
-            raise RuntimeError("broken")
+            raise self.how("broken")
         return x * 1.0
 
 

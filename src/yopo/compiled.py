@@ -64,7 +64,7 @@ class Compiled(nn.Module):
         narrow: dict[str, Tensor] = self._narrow
         if not any(p.requires_grad for p in self.parts.parameters()):  # frozen for an attack
             narrow = {name: w.detach() for name, w in narrow.items()}
-        out = functional_call(self.parts, narrow, (x,))
+        out = functional_call(self.parts, narrow, (x,), tie_weights=False)
         return out
 
     def refresh(self) -> None:

@@ -1,14 +1,13 @@
 """Run the user's model without leaving a trace: no weight gradients, no moved statistics."""
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
@@ -18,20 +17,38 @@ RngState = tuple[Tensor, Tensor | None]  # CPU, CUDA
 T = TypeVar("T")
 
 
+Buffers = dict[str, Tensor | None]  # of one module, by name
+
+
 class Frozen:
     """The model with parameters that get no gradient and buffers that stay as they are.
 
-    Parameters are detached, so backward passes skip the weight gradients; buffers are copied once,
-    so BatchNorm in training mode writes its running statistics into the copies. Not through
-    DistributedDataParallel, which has nothing to exchange and would count the pass as a step.
+    While it runs, the parameters do not ask for gradients, so that passes keep nothing for them,
+    and in the place of each buffer is a copy, so that BatchNorm in training mode writes its running
+    statistics there. Both are put back afterwards, whatever happens. Nothing else is touched: a
+    parameter is never exchanged for another tensor. Not through DistributedDataParallel, which has
+    nothing to exchange and would count the pass as a step.
     """
 
     def __init__(self, model: nn.Module) -> None:
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        self._around = _Around(model)
-        self._state = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
-        self._state |= _copies(dict(model.named_buffers()))
+        self._model = model
+        self._parameters = list(model.parameters())
+        self._modules = list(model.modules())
+        moved = _moved(self._modules)
+        self._moves = [any(id(b) in moved for b in m._buffers.values()) for m in self._modules]
+        self._copies = _copies(self._modules)
+
+    def anew(self) -> "Frozen":
+        """The same model with its buffers as they are now.
+
+        Without looking at all of it again: while the model keeps its modules and their modes. Of
+        BatchNorm's statistics no pass reads what another has moved, so those copies stay.
+        """
+        again = copy.copy(self)
+        again._copies = _copies(self._modules, self._copies, self._moves)
+        return again
 
     def __call__(self, x: Tensor) -> Tensor:
         """Forward alone."""
@@ -43,16 +60,90 @@ class Frozen:
 
         afresh: with the buffers as they were at first, not as earlier work left them.
         """
-        state = self._state
+        copies = self._copies
         if afresh:
-            state = state | {name: state[name].clone() for name in self._moving}
-        with uncached():
-            result: T = functional_call(self._around, state, (work,))
-        return result
+            memo: dict[int, Tensor] = {}
+            pairs = zip(copies, self._moves, strict=True)
+            copies = [_cloned(c, memo) if moves else c for c, moves in pairs]
+        with uncached(), _no_gradients(self._parameters), _exchanged(self._modules, copies):
+            return work(self._model)
 
-    @cached_property
-    def _moving(self) -> list[str]:
-        return [f"model.{name}" for name in moving(self._around.model)]
+
+def _copies(
+    modules: list[nn.Module], kept: list[Buffers] | None = None, anew: list[bool] | None = None
+) -> list[Buffers]:
+    """Each module's buffers as copies; one that several modules share stays one."""
+    memo: dict[int, Tensor] = {}
+    if kept is None or anew is None:
+        return [_cloned(m._buffers, memo) for m in modules]
+    each = zip(modules, kept, anew, strict=True)
+    return [_cloned(m._buffers, memo) if new else old for m, old, new in each]
+
+
+def _cloned(buffers: Mapping[str, Tensor | None], memo: dict[int, Tensor]) -> Buffers:
+    copies: Buffers = {}
+    for name, buffer in buffers.items():
+        if buffer is not None and id(buffer) not in memo:
+            memo[id(buffer)] = buffer.detach().clone()
+        copies[name] = None if buffer is None else memo[id(buffer)]
+    return copies
+
+
+@contextmanager
+def _exchanged(modules: list[nn.Module], copies: list[Buffers]) -> Iterator[None]:
+    """Put copies in the place of the modules' own buffers; keep in `copies` what became of them."""
+    own: list[Buffers] = [dict(m._buffers.items()) for m in modules]
+
+    def put_back() -> None:
+        for module, mine in zip(modules, own, strict=True):
+            if module._buffers or mine:
+                _fill(module._buffers, mine)
+
+    try:
+        for module, theirs in zip(modules, copies, strict=True):
+            if theirs:
+                _fill(module._buffers, theirs)
+        yield
+        for i, module in enumerate(modules):
+            if module._buffers:
+                copies[i] = dict(module._buffers.items())
+    finally:
+        _surely(put_back)
+
+
+def _fill(buffers: Buffers, values: Buffers) -> None:
+    """As many steps as there are names: TorchScript has a mapping of its own here."""
+    for name, value in values.items():
+        buffers[name] = value
+    if len(buffers) > len(values):  # registered during the pass
+        for name in [n for n in buffers if n not in values]:
+            del buffers[name]
+
+
+@contextmanager
+def _no_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Let the parameters ask for no gradient in the block."""
+    asking = [p for p in parameters if p.requires_grad and p.is_leaf]
+
+    def put_back() -> None:
+        for p in asking:
+            p.requires_grad_()
+
+    try:
+        for p in asking:
+            p.requires_grad_(False)
+        yield
+    finally:
+        _surely(put_back)
+
+
+def _surely(put_back: Callable[[], None]) -> None:
+    """Once more if an interrupt came in between."""
+    try:
+        put_back()
+    except BaseException:
+        put_back()
+        raise
 
 
 def moving(model: nn.Module) -> dict[str, Tensor]:
@@ -60,12 +151,18 @@ def moving(model: nn.Module) -> dict[str, Tensor]:
 
     Not those of torch's BatchNorm: while it writes its statistics it does not read them.
     """
-    names: set[str] = set()
-    for path, module in model.named_modules():
-        if not (isinstance(module, _NormBase) and type(module).__module__.startswith("torch.nn.")):
-            prefix = f"{path}." if path else ""
-            names |= {prefix + name for name, _ in module.named_buffers(recurse=False)}
-    return {name: b for name, b in model.named_buffers() if name in names}  # a shared one once
+    moved = _moved(model.modules())
+    return {name: b for name, b in model.named_buffers() if id(b) in moved}  # a shared one once
+
+
+def _moved(modules: Iterable[nn.Module]) -> set[int]:
+    """The ids of such buffers."""
+    others = (m for m in modules if not _is_batchnorm(m))
+    return {id(b) for m in others for b in m._buffers.values() if b is not None}
+
+
+def _is_batchnorm(module: nn.Module) -> bool:
+    return isinstance(module, _NormBase) and type(module).__module__.startswith("torch.nn.")
 
 
 def untouched(
@@ -75,25 +172,10 @@ def untouched(
 
     buffers: what to copy instead of the model's own of these names.
     """
-    state = _copies(dict(model.named_buffers()) | dict(buffers or {}))
-    with uncached():
-        result: T = functional_call(_Around(model), state, (lambda _: work(),))
-    return result
-
-
-def _copies(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"model.{name}": b.clone() for name, b in buffers.items()}
-
-
-class _Around(nn.Module):
-    """Holds the model so that functional_call keeps it frozen while `work` is done on it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, work: Callable[[nn.Module], T]) -> T:
-        return work(self.model)
+    modules, own = list(model.modules()), dict(model.named_buffers())
+    memo = {id(own[name]): value.detach().clone() for name, value in (buffers or {}).items()}
+    with uncached(), _exchanged(modules, [_cloned(m._buffers, memo) for m in modules]):
+        return work()
 
 
 @contextmanager

@@ -70,9 +70,25 @@ class Split:
         self._known = known
         self._cuts: dict[object, Cut] = {}
         self._studied: object = None  # the network that they are of
+        self._now: tuple[Cut, Frozen] | None = None  # inside `still`
+
+    @contextmanager
+    def still(self, x: Tensor) -> Iterator[None]:
+        """Look at the network once: in the block it keeps its modules, hooks and modes.
+
+        All batches in the block are like x.
+        """
+        cut = self.cut(x)
+        self._now = cut, Frozen(self.model if cut.affine else self._original)
+        try:
+            yield
+        finally:
+            self._now = None
 
     def cut(self, x: Tensor) -> Cut:
         """Study the network on inputs like x (B, ...), once for each shape and mode."""
+        if self._now is not None:
+            return self._now[0]
         if self._known is not None:
             return self._known
         modules = made_of(self._original)
@@ -88,11 +104,14 @@ class Split:
 
     def propagate(self, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:
         """One full propagation that also leaves what the inner loop on f0 needs."""
-        cut = self.cut(x)
-        model = self.model if cut.affine else self._original
-        f = Frozen(model) if weights is None else model
+        if self._now is None:
+            with self.still(x):
+                return self.propagate(x, objective, weights=weights)
+        cut, frozen = self._now
         if cut.affine:  # ∂loss/∂x is the inner gradient for every eta: no need of p or f0
+            f = frozen.anew() if weights is None else self.model
             return propagate(f, x, objective, weights=weights)
+        f = frozen.anew() if weights is None else self._original
         f0 = self.f0(x, rng_state(x) if cut.random else None)  # as it is before the pass
         with _watch_costate(cut.module) as found, eager(cut.compiled_parts):
             out = propagate(f, x, objective, weights=weights)
@@ -103,8 +122,11 @@ class Split:
     def f0(self, x: Tensor, rng: RngState | None = None) -> FirstLayer:
         """f0 alone, frozen; with `rng`, every call draws the same random numbers."""
         cut = self.cut(x)
-        network = self._original if cut.name else cut.module
-        return _F0(cut.module, Frozen(network), rng, cut.compiled_parts)
+        if self._now is not None and not cut.affine:
+            frozen = self._now[1].anew()
+        else:
+            frozen = Frozen(self._original if cut.name else cut.module)
+        return _F0(cut.module, frozen, rng, cut.compiled_parts)
 
     def _study(self, x: Tensor) -> Cut:
         x = x.detach().clone().requires_grad_()

@@ -57,7 +57,7 @@ class TRADESYOPO(AdversarialMethod):
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         eta = self._start(x, eta)  # eta^{1,0}
-        with eval_mode(self.model, self.attack_mode == "eval"):
+        with eval_mode(self.model, self.attack_mode == "eval"), self.split.still(x):
             objective = consistency_with(Frozen(self.model), x)
             for _ in range(self.m):
                 at = self.split.propagate(x + eta, objective, weights=None)  # p

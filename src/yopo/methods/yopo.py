@@ -53,7 +53,8 @@ class YOPO(AdversarialMethod):
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         run = {"after": self._after, "before": self._before, "last": self._last}[self.grad_at]
-        return run(x, y, self._start(x, eta))
+        with self.split.still(x):
+            return run(x, y, self._start(x, eta))
 
     def _after(self, x: Tensor, y: Tensor, eta: Tensor) -> Step:
         """U = 1/m Σ_j ∇θ loss(x + eta^{j,n}); the pass that gives it gives the next p as well."""
