@@ -2,16 +2,16 @@
 
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from yopo.files import file_digest, flush, whole
 
 Tensors = dict[str, Tensor]
 Values = dict[str, Any]
@@ -38,10 +38,10 @@ def save(
         (writing / "values.json").write_text(text)
         (writing / "seal.json").write_text(json.dumps(seal))
         for file in (*writing.iterdir(), writing):
-            _flush(file)
+            flush(file)
         shutil.rmtree(target, ignore_errors=True)  # there only if it was damaged
         writing.rename(target)
-        _flush(folder)
+        flush(folder)
     except OSError:
         shutil.rmtree(writing, ignore_errors=True)
         raise
@@ -82,7 +82,7 @@ def load(path: Path) -> tuple[Tensors, Values]:
 
 def save_weights(path: Path, state: Tensors, metadata: dict[str, str]) -> None:
     """Write a model's weights as one safetensors file, atomically."""
-    with _whole(path) as writing:
+    with whole(path) as writing:
         _write_tensors(state, writing, metadata)
 
 
@@ -118,24 +118,6 @@ def _refuse_pickles(path: Path) -> None:
         )
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a small text file atomically."""
-    with _whole(path) as writing:
-        writing.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Where to write, so that `path` is replaced whole or not at all."""
-    writing = path.with_name(f".{path.name}.writing")
-    try:
-        yield writing
-        _flush(writing)
-        os.replace(writing, path)
-    finally:
-        writing.unlink(missing_ok=True)
-
-
 def _write_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:
     """safetensors' file; it needs contiguous tensors on the CPU that share no memory."""
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
@@ -146,20 +128,6 @@ def _write_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None
     except SafetensorError as error:  # what the writer makes of a full disk
         raise OSError(str(error)) from None
     path.chmod(mode)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _number(path: Path) -> int:

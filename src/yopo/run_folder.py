@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from torch import Tensor
 
-from yopo import checkpoint
+from yopo import checkpoint, files
 from yopo.config import Config
 from yopo.progress import Watcher
 
@@ -31,10 +31,10 @@ class RunFolder:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(config.tree(), sort_keys=False)
-        checkpoint.write_text(self.path / "config.yaml", text)
+        files.write_text(self.path / "config.yaml", text)
         metrics = self.path / "metrics.jsonl"
         kept = metrics.read_text().splitlines()[:lines] if metrics.exists() else []
-        checkpoint.write_text(metrics, "".join(line + "\n" for line in kept))
+        files.write_text(metrics, "".join(line + "\n" for line in kept))
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Append to metrics.jsonl; what cannot be written now is written with the next line."""
@@ -84,6 +84,6 @@ class RunFolder:
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write what the test set showed."""
         try:
-            checkpoint.write_text(self.path / "result.json", json.dumps(result, indent=1) + "\n")
+            files.write_text(self.path / "result.json", json.dumps(result, indent=1) + "\n")
         except OSError as error:
             self.watch.say(f"could not write result.json ({error})")

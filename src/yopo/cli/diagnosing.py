@@ -31,7 +31,7 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
     """Study one network."""
     import torch
 
-    from yopo import checkpoint
+    from yopo import files
     from yopo.build import build_threat
     from yopo.cli.saved import find, load_data, load_model
     from yopo.diagnose import diagnose
@@ -58,7 +58,7 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
     ).tree()
     show(found)
     settings = {"images": len(chosen), "seed": args.seed, "weights": weights.name}
-    checkpoint.write_text(
+    files.write_text(
         args.run / "diagnose.json",
         json.dumps({"settings": settings, "threat": config.threat.model_dump()} | found, indent=1)
         + "\n",

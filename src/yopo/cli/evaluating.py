@@ -93,7 +93,7 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
 
 def _evaluate(run: Path, args: argparse.Namespace) -> None:
     import yopo
-    from yopo import checkpoint
+    from yopo import checkpoint, files
     from yopo.cli.saved import find, load_data, load_model
 
     config, weights = find(run, args.weights)
@@ -109,7 +109,7 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
         f"{config.method.name})",
         "data": f"{config.data.name} test set{drawn}",
         "weights": weights.name,
-        "file_sha256": checkpoint.file_digest(weights),
+        "file_sha256": files.file_digest(weights),
     }
     stem = run / "eval" if run.is_dir() else run.with_suffix(".eval")
     check_writable(stem.parent)
@@ -147,8 +147,8 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
         checkpoint.save_weights(images, _examples(result, y), facts)
     if aside := _set_aside(stem, result, run):
         screen.say(f"the evaluation before, which this one does not cover, is kept as {aside}")
-    checkpoint.write_text(stem.with_name(f"{stem.name}.json"), result.to_json())
-    checkpoint.write_text(card, result.card())
+    files.write_text(stem.with_name(f"{stem.name}.json"), result.to_json())
+    files.write_text(card, result.card())
     result.forget()
     screen.say(f"card: {card}")
 

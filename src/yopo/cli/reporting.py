@@ -31,7 +31,7 @@ def report_options(parser: argparse.ArgumentParser) -> None:
 def run_report(args: argparse.Namespace, rest: list[str]) -> None:
     """Read the runs, write the page."""
     nothing_else(rest)
-    from yopo import checkpoint
+    from yopo import files
     from yopo.report.curves import save_figures
     from yopo.report.headline import headline
     from yopo.report.page import page
@@ -52,7 +52,7 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
             print(f"{run.label}: {note}")
     strips = [strip for run in runs if (strip := load_strip(run))]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_text(args.out, page(runs, strips, args.paper))
+    files.write_text(args.out, page(runs, strips, args.paper))
     console = pages()
     console.print(summary(runs))
     for sentence in headline(runs):

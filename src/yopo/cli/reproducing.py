@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from yopo import checkpoint
+from yopo import files
 from yopo.cli.common import check_drawing, nothing_else, pages, pick_device
 from yopo.cli.evaluating import choose_threat, run_eval
 from yopo.cli.training import train_one
@@ -121,7 +121,7 @@ def _untime(path: Path) -> None:
     mark, file = path / "untimed", path / "result.json"
     if mark.exists() and file.exists():
         result = json.loads(file.read_text("utf-8")) | {"timed": False}
-        checkpoint.write_text(file, json.dumps(result, indent=1) + "\n")
+        files.write_text(file, json.dumps(result, indent=1) + "\n")
         mark.unlink()
 
 
@@ -221,7 +221,7 @@ def _print(args: argparse.Namespace, bench: dict[str, Any] | None) -> None:
         console.print(f"- {note}", soft_wrap=True)
     if not args.show:
         text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-        checkpoint.write_text(args.out / f"{args.what}.json", text)
+        files.write_text(args.out / f"{args.what}.json", text)
         print(f"runs and {args.what}.json: {args.out}")
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from yopo.checkpoint import file_digest
 from yopo.config import validate
 from yopo.evaluation.card import norm
+from yopo.files import file_digest
 from yopo.guard import learnt, nothing_learnt
 from yopo.reproduction import TIMED
 from yopo.run_folder import BEST, LAST
