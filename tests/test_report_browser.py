@@ -4,6 +4,8 @@ The page lies in a frame of a phone's or a desk's width. A script put into it lo
 sends what it found to the page around it, which Chromium prints.
 """
 
+import base64
+import hashlib
 import html
 import json
 import re
@@ -83,8 +85,15 @@ addEventListener("message", (e) => (document.getElementById("found").textContent
 </script><iframe src="report.html" style="width: {width}px; height: 900px; border: 0"></iframe>"""
 
 
+def allow(element: str) -> str:
+    """What lets the page's policy run our script too, and nothing else."""
+    script = element.removeprefix("<script>").removesuffix("</script>")
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
 def look(folder: Path, text: str, width: int) -> dict[str, Any]:
     """Open a page and return what the script in it found."""
+    text = text.replace("script-src ", f"script-src {allow(LISTEN)} {allow(LOOK)} ", 1)
     listening = re.sub(r"(?=<title>)", LISTEN.replace("\\", r"\\"), text, count=1)
     (folder / "report.html").write_text(listening.replace("</body>", f"{LOOK}</body>"))
     (folder / "around.html").write_text(AROUND.format(width=width))
@@ -141,10 +150,13 @@ def test_page_works_alone(tmp_path: Path, text: str, width: int) -> None:
 
 
 def test_the_checks_can_fail(tmp_path: Path, text: str) -> None:
+    ours = "<script>no()</script>"
     bad = (
-        '<img src="http://127.0.0.1:9/x.png"><div style="width: 600px">-</div><script>no()</script>'
+        f'<img src="http://127.0.0.1:9/x.png"><svg width="600"></svg>{ours}'
+        '<p style="color: red">-</p><script>document.title = "ran"</script>'
     )
-    found = look(tmp_path, text.replace("</h1>", f"</h1>{bad}", 1), 390)
-    assert found["blocked"] == ["http://127.0.0.1:9/x.png"]
+    allowed = text.replace("script-src ", f"script-src {allow(ours)} ", 1)
+    found = look(tmp_path, allowed.replace("</h1>", f"</h1>{bad}", 1), 390)
+    assert sorted(found["blocked"]) == ["http://127.0.0.1:9/x.png", "inline", "inline"]
     assert any("no is not defined" in error for error in found["errors"])
     assert found["scroll"] > 390

@@ -93,6 +93,7 @@ def write_text(path: Path, text: str) -> None:
 def whole(path: Path) -> Iterator[Path]:
     """Where to write, so that `path` is replaced whole or not at all, and stays so on the disk."""
     writing = path.with_name(f".{path.name}.writing")
+    writing.unlink(missing_ok=True)  # a link there would lead the writing elsewhere
     try:
         yield writing
         flush(writing)
