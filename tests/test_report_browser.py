@@ -11,11 +11,13 @@ import json
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.hostile import HOSTILE, rename, shown, spoil, write_full_run
 from tests.reports import write_run
 from yopo.report.page import page
 from yopo.report.records import read_runs
@@ -42,7 +44,7 @@ addEventListener("load", () => setTimeout(() => {
     .map((c) => c.dataset.run + c.dataset.measure).sort();
   const click = (query) => { document.querySelector(query).click(); return visible(); };
   const press = (svg, key) => svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
-  const found = { errors, blocked, width: innerWidth };
+  const found = { errors, blocked, width: innerWidth, title: document.title, ran: window.ran };
   found.scroll = document.documentElement.scrollWidth;
   found.requests = performance.getEntriesByType("resource").map((e) => e.name);
   found.charts = all(".chart svg").map((svg) => {
@@ -160,3 +162,28 @@ def test_the_checks_can_fail(tmp_path: Path, text: str) -> None:
     assert sorted(found["blocked"]) == ["http://127.0.0.1:9/x.png", "inline", "inline"]
     assert any("no is not defined" in error for error in found["errors"])
     assert found["scroll"] > 390
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_hostile_words_run_nothing_and_fetch_nothing(tmp_path: Path, policy: bool) -> None:
+    """Every word that the report reads is hostile; the page is tame without its policy, too."""
+    folders = []
+    for i in range(3):
+        folder = write_full_run(tmp_path / f"run{i}")
+        assert spoil(folder, partial(_evil, i)) > 40
+        folders.append(rename(folder, HOSTILE[i]))
+    text = shown(*folders)
+    assert text is not None
+    if not policy:
+        text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    assert ("Content-Security-Policy" in text) == policy
+    found = look(tmp_path, text, 1280)
+    assert found["errors"] == found["blocked"] == found["requests"] == []
+    assert found["title"] == "Adversarial training: 3 runs"
+    assert "ran" not in found
+    bad = look(tmp_path, text.replace("</h1>", f"</h1>{HOSTILE[0]}", 1), 1280)
+    assert bad["blocked"] if policy else bad["ran"] == 1
+
+
+def _evil(start: int, n: int) -> str:
+    return HOSTILE[(start + n) % len(HOSTILE)]

@@ -165,18 +165,17 @@ def _set_aside(stem: Path, result: "Result", run: Path) -> str | None:
     file = stem.with_name(f"{stem.name}.json")
     new = result.about
     try:
-        old = files.read_json(file)
-        about, sha = old["about"], old["about"]["weights_sha256"]
-        when = re.sub("[^0-9]", "", old["about"]["finished"])[:12]
+        old = json.loads(file.read_text("utf-8"))
+        about, when, sha = old["about"], old["about"]["finished"], old["about"]["weights_sha256"]
         alike = all(about[key] == new[key] for key in ("threat", "eps", "seed", "precision"))
         attacks = {n: a["settings"] for n, a in old["attacks"].items() if n != "clean"}
         covered = attacks.items() <= new["settings"].items() and about["images"] <= new["images"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     same = sha == new["weights_sha256"]
     if (same and alike and covered) or (not same and sha not in _weights_of(run)):
         return None
-    name = f"{stem.name}-{when}"
+    name = f"{stem.name}-{re.sub('[^0-9]', '', when)}"
     while stem.with_name(f"{name}.json").exists():  # of the same minute
         name += "+"
     for end in (".json", ".md"):
@@ -188,9 +187,9 @@ def _set_aside(stem: Path, result: "Result", run: Path) -> str | None:
 def _weights_of(run: Path) -> list[str]:
     """Digests of the weights that a run folder holds."""
     try:
-        tree = files.read_json(run / "result.json")
+        tree = json.loads((run / "result.json").read_text("utf-8"))
         return list(tree["weights_sha256"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, AttributeError):
         return []
 
 

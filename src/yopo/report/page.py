@@ -3,11 +3,12 @@
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
 import yaml
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from yopo import __version__
@@ -22,17 +23,13 @@ from yopo.report.tables import Cell, Table, share
 
 def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: str | None = None) -> str:
     """The report on these runs. Whatever stands in their files is words in it, never markup."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"sha256": _sha256, "code": _code}
     colour = {run: i % len(curves.PALETTE) for run, i in curves.numbers(runs).items()}
     buttons = [
         {"run": i, "colour": colour[group[0]], "name": called(group)}
         for i, group in enumerate(seeds(runs))
         if any(run.points for run in group)
     ]
-    return environment.from_string(_file("page.html")).render(
+    return _template().render(
         title=f"Adversarial training: {len(runs)} runs" if runs[1:] else "Adversarial training",
         css=Markup(_file("page.css")),
         js=Markup(_file("page.js")),
@@ -46,6 +43,15 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: str | None = 
         sections=[_section(run, colour[run], strips) for run in runs],
         version=__version__,
     )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"sha256": _sha256, "code": _code}
+    return environment.from_string(_file("page.html"))
 
 
 def _file(name: str) -> str:
@@ -164,6 +170,6 @@ def _card(e: Mapping[str, Any]) -> dict[str, Any]:
         "how": f"Evaluated: weights {about['weights']} "
         f"(sha256 of its tensors {about['weights_sha256'][:16]}…), "
         f"{about['precision']}, seed {about['seed']}, batches of {about['batch']}. "
-        f"{about['packages']}, commit {about['commit'] or 'unknown'}. {about['hardware']}. "
+        f"{about['packages']}, commit {about.get('commit') or 'unknown'}. {about['hardware']}. "
         f"{about['finished']}.",
     }
