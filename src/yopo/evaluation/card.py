@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from yopo.attacks.steps import step_size
 from yopo.evaluation.names import Attack
-from yopo.evaluation.suite import step_size
 from yopo.threat import Threat
 
 
@@ -65,7 +65,7 @@ def duration(seconds: float) -> str:
 def settings(attack: Attack, threat: Threat, step: float | None) -> str:
     """What an attack's name stands for, in words."""
     if attack.kind == "pgd":
-        size = step_size(threat, attack) if step is None else step
+        size = step_size(threat, attack.steps) if step is None else step
         starts = "1 random start" if attack.restarts == 1 else f"{attack.restarts} random starts"
         return f"{attack.steps} steps of {size:.3g}, {starts}, {attack.loss} loss"
     if attack.kind == "cw":
