@@ -24,7 +24,7 @@ HOSTILE = (
     "{{7*7}}{% for %}",
     "</script><script>ran=1</script>",
     "</style></pre></title><img src=http://127.0.0.1:9/y>",
-    "\u2028ran=1\u2029\u202e\x1b[31m",
+    "\u2028ran=1\u2029\u202e",
     "-->]]><!--",
     '" onmouseover="ran=1" style="color:red',
 )

@@ -208,7 +208,8 @@ def test_timm_is_not_given_options_that_are_not_plain(
     options: Tree, tmp_path: Path, refused: Ask, timm: list[Any]
 ) -> None:
     run = write(tmp_path / "run", {"name": "timm:resnet18", "options": options})
-    assert "--trust" in refused("eval", run, "--model.name", "timm:resnet18")  # of its name alone
+    said = refused("eval", run, "--model.name", "timm:resnet18")  # a word for its name alone
+    assert "--trust" in said or "it has inf for a number" in said
     assert not timm
 
 
@@ -267,7 +268,7 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(
     run = write(tmp_path / "run", model)
     del largest[1:]
     said = refused("eval", run)
-    assert "the file's" in said or "--trust" in said
+    assert any(words in said for words in ("the file's", "--trust", "is not YAML"))
     assert max(largest) < 10**6
 
 

@@ -8,10 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.text import Text
 
+from yopo import files
 from yopo.config import Tree
 
 STEERING = re.compile(
@@ -90,11 +90,9 @@ def pages() -> Console:
 def read_yaml(path: Path) -> Tree:
     """The settings in a file."""
     try:
-        tree = yaml.safe_load(path.read_text("utf-8"))
+        tree = files.read_yaml(path)
     except FileNotFoundError:
         raise ValueError(f"no file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(tree, dict):
         raise ValueError(f"expected settings in {path}, got {type(tree).__name__}")
     return tree

@@ -162,20 +162,22 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
 
 def _set_aside(stem: Path, result: "Result", run: Path) -> str | None:
     """Rename the evaluation before, unless the new one covers it or its weights were replaced."""
+    from yopo.report.reading import read_evaluation
+
     file = stem.with_name(f"{stem.name}.json")
     new = result.about
     try:
-        old = json.loads(file.read_text("utf-8"))
+        old = read_evaluation(file)
         about, when, sha = old["about"], old["about"]["finished"], old["about"]["weights_sha256"]
         alike = all(about[key] == new[key] for key in ("threat", "eps", "seed", "precision"))
         attacks = {n: a["settings"] for n, a in old["attacks"].items() if n != "clean"}
         covered = attacks.items() <= new["settings"].items() and about["images"] <= new["images"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return None
     same = sha == new["weights_sha256"]
     if (same and alike and covered) or (not same and sha not in _weights_of(run)):
         return None
-    name = f"{stem.name}-{re.sub('[^0-9]', '', when)}"
+    name = f"{stem.name}-{re.sub('[^0-9]', '', when)[:16]}"
     while stem.with_name(f"{name}.json").exists():  # of the same minute
         name += "+"
     for end in (".json", ".md"):
@@ -186,10 +188,11 @@ def _set_aside(stem: Path, result: "Result", run: Path) -> str | None:
 
 def _weights_of(run: Path) -> list[str]:
     """Digests of the weights that a run folder holds."""
+    from yopo.report.reading import read_result
+
     try:
-        tree = json.loads((run / "result.json").read_text("utf-8"))
-        return list(tree["weights_sha256"].values())
-    except (OSError, ValueError, KeyError, AttributeError):
+        return list(read_result(run / "result.json").get("weights_sha256", {}).values())
+    except (OSError, ValueError):
         return []
 
 

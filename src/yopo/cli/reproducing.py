@@ -118,9 +118,11 @@ def _trained(name: str, out: Path, args: argparse.Namespace) -> Iterator[Path]:
 
 def _untime(path: Path) -> None:
     """Let a finished run say that its time does not count, if it was begun so."""
+    from yopo.report.reading import read_result
+
     mark, file = path / "untimed", path / "result.json"
     if mark.exists() and file.exists():
-        result = json.loads(file.read_text("utf-8")) | {"timed": False}
+        result = read_result(file) | {"timed": False}
         files.write_text(file, json.dumps(result, indent=1) + "\n")
         mark.unlink()
 
@@ -201,15 +203,16 @@ def _attacked(file: Path, samples: int | None, step: str | None) -> list[str]:
 
 
 def _bench(file: Path | None) -> dict[str, Any] | None:
+    from yopo.report.reading import read_bench
+
     if file is None:
         return None
     try:
-        found = json.loads(file.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"cannot read --bench {file}: {error}") from None
-    if not isinstance(found, dict) or not {"model", "rows", "device", "batch"} <= {*found}:
-        raise ValueError(f"expected what `yopo bench --json` writes in {file}")
-    return found
+        return read_bench(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"cannot read --bench {file}; expected what `yopo bench --json` writes ({error})"
+        ) from None
 
 
 def _print(args: argparse.Namespace, bench: dict[str, Any] | None) -> None:

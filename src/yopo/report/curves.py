@@ -141,7 +141,7 @@ def _unit(runs: Sequence[Run], axis: str) -> tuple[float, str]:
 
 def _ticks(longest: float) -> list[float]:
     """Round numbers from 0 to past the longest, about five."""
-    longest = longest or 1.0
+    longest = longest if longest > 1e-9 else 1.0
     power = 10 ** math.floor(math.log10(longest / 4))
     step = next(s * power for s in (1, 2, 2.5, 5, 10) if longest / (s * power) <= 5)
     return [i * step for i in range(math.ceil(longest / step) + 1)]
