@@ -501,7 +501,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert process.returncode == 130
     typed = [str(word) for word in process.args[2:]]  # type: ignore[index]
     assert f"To go on: {shlex.join(typed)} --resume" in shown
-    _, values = checkpoint.load(checkpoint.saved(out / "state")[0])
+    values = checkpoint.load(checkpoint.saved(out / "state")[0]).values
     assert values["progress"]["epoch"] >= 1
 
 
