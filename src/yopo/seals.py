@@ -28,7 +28,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> Any:  # noqa: ANN401
     """The value in a JSON file, if its checksum agrees."""
     value = files.read_json(path)
-    return _opened(value, KEY, path.name)
+    return _opened(value, KEY, str(path))
 
 
 def line(value: Mapping[str, Any]) -> str:
@@ -46,7 +46,7 @@ def read_lines(path: Path) -> tuple[list[Any], str | None]:
     for number, text in enumerate(texts, 1):
         if number == len(texts) and not text:  # after the last line's end
             break
-        where = f"line {number} of {path.name}"
+        where = f"line {number} of {path}"
         try:
             found.append(open_line(text, where))
         except ValueError as error:
@@ -75,7 +75,7 @@ def read_yaml(path: Path) -> Any:  # noqa: ANN401
     first = files.read_text(path, files.SETTINGS).partition("\n")[0].rstrip()
     if first.startswith(HEAD) and first.removeprefix(HEAD) != digest(tree):
         raise ValueError(
-            f"{path.name} was damaged or edited: its checksum does not fit. If you changed it "
+            f"{path} was damaged or edited: its checksum does not fit. If you changed it "
             "yourself, take its first line away"
         )
     return tree

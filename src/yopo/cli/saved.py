@@ -54,7 +54,7 @@ def _find(path: Path, which: str | None) -> tuple[Config, Path]:
             raise ValueError(
                 f"expected a run with config.yaml and {weights.name}, got {path}; {advice}"
             )
-        return validate(read_yaml(path / "config.yaml")), weights
+        return validate(read_yaml(path / "config.yaml", run=True)), weights
     if not path.is_file():
         raise ValueError(f"no run folder and no weights file {path}")
     if which is not None:
