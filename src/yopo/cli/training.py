@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import json
 import os
 import shlex
 import signal
@@ -126,6 +125,8 @@ def run_train(args: argparse.Namespace, rest: list[str]) -> None:
 
 def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
     """Train with several methods; the same network, data, seed and clock for each."""
+    from yopo.report.reading import read_result
+
     if args.out is None:
         raise ValueError("expected a folder for the runs: --out DIR")
     given = nested(_flags(rest)).get("method", {})
@@ -150,7 +151,7 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
         out = args.out / spec
         done = out / "result.json"
         if args.resume and done.exists():
-            results[spec] = json.loads(done.read_text("utf-8"))
+            results[spec] = read_result(done)
         else:
             results[spec] = train_one(config, out, args, title=spec)
     if all(results.values()):
