@@ -18,7 +18,7 @@ from rich.console import Console
 
 from tests.robust import EPS, trained
 from tests.test_cli import TINY, npz, yopo
-from yopo import checkpoint
+from yopo import checkpoint, files
 from yopo.cli import training
 from yopo.config import Tree, validate
 from yopo.evaluation.journal import weights_digest
@@ -68,7 +68,7 @@ def test_what_cannot_be_kept_is_known_first_or_shown_at_least(
 
     words = ("eval", run, "--attacks", "pgd-1", "--samples", "20")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_text", full)
+        patch.setattr(files, "write_text", full)
         assert yopo(monkeypatch, *words) == 2
     shown = capsys.readouterr()
     assert "worst case" in shown.out

@@ -93,7 +93,7 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
 
 def _evaluate(run: Path, args: argparse.Namespace) -> None:
     import yopo
-    from yopo import checkpoint, files
+    from yopo import checkpoint, files, seals
     from yopo.cli.saved import find, load_data, load_model
 
     config, weights = find(run, args.weights)
@@ -147,7 +147,7 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
         checkpoint.save_weights(images, _examples(result, y), facts)
     if aside := _set_aside(stem, result, run):
         screen.say(f"the evaluation before, which this one does not cover, is kept as {aside}")
-    files.write_text(stem.with_name(f"{stem.name}.json"), result.to_json())
+    seals.write_json(stem.with_name(f"{stem.name}.json"), result.to_dict())
     files.write_text(card, result.card())
     result.forget()
     screen.say(f"card: {card}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from yopo import files
+from yopo import files, seals
 from yopo.cli.common import check_drawing, nothing_else, pages, pick_device
 from yopo.cli.evaluating import choose_threat, run_eval
 from yopo.cli.training import train_one
@@ -120,8 +120,7 @@ def _untime(path: Path) -> None:
     """Let a finished run say that its time does not count, if it was begun so."""
     mark, file = path / "untimed", path / "result.json"
     if mark.exists() and file.exists():
-        result = json.loads(file.read_text("utf-8")) | {"timed": False}
-        files.write_text(file, json.dumps(result, indent=1) + "\n")
+        seals.write_json(file, seals.read_json(file) | {"timed": False})
         mark.unlink()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from yopo import seals
 from yopo.config import validate
 from yopo.evaluation.card import norm
 from yopo.files import file_digest
@@ -103,6 +104,7 @@ class Run:
     lines: list[dict[str, Any]]  # of metrics.jsonl
     result: dict[str, Any] | None
     evaluations: dict[str, dict[str, Any]]  # by file name
+    torn: bool = False  # the last line of metrics.jsonl is cut off
 
     @property
     def method(self) -> str:
@@ -223,6 +225,8 @@ class Run:
     def notes(self) -> list[str]:
         """What a reader must know before believing the curves."""
         notes = []
+        if self.torn:
+            notes.append("The last line of metrics.jsonl is cut off and was left out.")
         if not self.lines:
             notes.append("No epoch is finished yet.")
         elif self.result is None:
@@ -309,6 +313,7 @@ def _read(folder: Path, name: str) -> Run:
         config = yaml.safe_load(_text(folder / "config.yaml"))
     except yaml.YAMLError as error:
         raise ValueError(f"{folder / 'config.yaml'} is not YAML: {error}") from None
+    seals.check_yaml(_text(folder / "config.yaml"), config, folder / "config.yaml")
     config = config if isinstance(config, dict) else {}
     method = config.get("method")
     lacking = [] if isinstance(method, dict) and "name" in method else ["method"]
@@ -321,13 +326,15 @@ def _read(folder: Path, name: str) -> Run:
         )
     _check(folder / "config.yaml", config, _Config)
     found = {file: _json(folder / file) for file in EVALUATIONS}
+    lines, torn = _lines(folder / "metrics.jsonl")
     return Run(
         name,
         folder,
         config,
-        _lines(folder / "metrics.jsonl"),
+        lines,
         _json(folder / "result.json"),
         {file: value for file, value in found.items() if value is not None},
+        torn,
     )
 
 
@@ -338,6 +345,7 @@ def _json(path: Path) -> dict[str, Any] | None:
         value: dict[str, Any] = json.loads(_text(path), parse_constant=lambda _: None)
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
+    value = seals.opened(value, path)
     needed = {"attacks", "worst", "about", "warnings"} if path.name in EVALUATIONS else {"last"}
     if not isinstance(value, dict) or not needed <= {*value}:
         raise ValueError(f"expected {', '.join(sorted(needed))} in {path}; was it cut off?")
@@ -366,19 +374,25 @@ def _text(path: Path) -> str:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The lines, and whether a last one was cut off."""
     if not path.is_file():
-        return []
-    lines, texts = [], _text(path).splitlines()
+        return [], False
+    lines: list[dict[str, Any]] = []
+    texts = _text(path).split("\n")
+    if not texts[-1]:  # after the last line's end
+        texts.pop()
+    cut = not _text(path).endswith("\n")
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text, parse_constant=lambda _: None)  # no NaN
         except ValueError as error:
-            if number == len(texts):  # a run that is writing, or was killed while it wrote
-                break
+            if cut and number == len(texts):  # a run that is writing, or was killed while it wrote
+                return lines, True
             raise ValueError(f"line {number} of {path} is not JSON: {error}") from None
+        line = seals.opened(line, f"line {number} of {path}", seals.SHORT)
         if not isinstance(line, dict):
             raise ValueError(f"expected an epoch in line {number} of {path}, got {text[:40]}")
         _check(path, line, _Line)
         lines.append(line)
-    return lines
+    return lines, False
