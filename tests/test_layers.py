@@ -27,6 +27,7 @@ LAYERS = [
     {"yopo.pmp", "yopo.layers"},
     {"yopo.hamiltonian", "yopo.split", "yopo.propagation", "yopo.frozen", "yopo.threat"},
     {"yopo.exchange"},
+    {"yopo.seals"},
     {"yopo.losses", "yopo.checks", "yopo.lbfgs", "yopo.paper", "yopo.files"},
 ]
 

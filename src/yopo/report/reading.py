@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from yopo.files import parse_json, read_json, read_text, read_yaml
+from yopo import seals
 
 EVALUATIONS = ("eval.json", "model.eval.json", "model-last.eval.json")
 EPOCHS = 20_000  # lines of metrics.jsonl
@@ -157,7 +157,7 @@ class _Bench(BaseModel):
 
 def read_config(path: Path) -> dict[str, Any]:
     """config.yaml, of this version or another."""
-    config = read_yaml(path)
+    config = seals.read_yaml(path)
     config = config if isinstance(config, dict) else {}
     method = config.get("method")
     lacking = [] if isinstance(method, dict) and "name" in method else ["method"]
@@ -186,28 +186,22 @@ def read_bench(path: Path) -> dict[str, Any]:
     return _tree(path, _Bench, ["batch", "device", "model", "rows"])
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl; none, if there is no such file."""
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """metrics.jsonl, and whether its last line is cut off; none, if there is no such file."""
     if not path.exists():
-        return []
-    lines, texts = [], read_text(path).splitlines()
-    if len(texts) > EPOCHS:
-        raise ValueError(f"expected at most {EPOCHS:,} epochs in {path}, got {len(texts):,}")
-    for number, text in enumerate(texts, 1):
-        try:
-            line = parse_json(text, f"line {number} of {path}")
-        except ValueError:
-            if number == len(texts):  # a run that is writing, or was killed while it wrote
-                break
-            raise
+        return [], False
+    lines, torn = seals.read_lines(path)
+    if len(lines) > EPOCHS:
+        raise ValueError(f"expected at most {EPOCHS:,} epochs in {path}, got {len(lines):,}")
+    for number, line in enumerate(lines, 1):
         if not isinstance(line, dict):
-            raise ValueError(f"expected an epoch in line {number} of {path}, got {text[:40]}")
-        lines.append(_checked(path, line, _Line))
-    return lines
+            raise ValueError(f"expected an epoch in line {number} of {path}, got {str(line)[:40]}")
+        _checked(path, line, _Line)
+    return lines, torn is not None
 
 
 def _tree(path: Path, kind: type[BaseModel], needed: list[str]) -> dict[str, Any]:
-    value = read_json(path)
+    value = seals.read_json(path)
     if not isinstance(value, dict) or not {*needed} <= {*value}:
         raise ValueError(f"expected {', '.join(needed)} in {path}; was it cut off?")
     return _checked(path, value, kind)
