@@ -184,8 +184,7 @@ def test_files_have_the_users_own_mode_and_equal_weights_equal_bytes(tmp_path: P
 
 def test_text_is_utf8_in_every_locale(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib, yopo.files as c; "
-        "c.write_text(pathlib.Path(sys.argv[1]), 'L\\u221e')"
+        "import sys, pathlib, yopo.files as c; c.write_text(pathlib.Path(sys.argv[1]), 'L\\u221e')"
     )
     env = os.environ | {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], env=env, check=True)
