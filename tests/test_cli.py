@@ -18,7 +18,7 @@ import yaml
 
 from tests.conftest import assert_same
 from tests.runs import PATIENCE, tiny_data
-from yopo import checkpoint, cli
+from yopo import checkpoint, cli, files
 from yopo.cli import screen, training
 from yopo.train import Trainer
 
@@ -325,8 +325,11 @@ def test_a_full_disk_at_the_end_costs_no_result(
     tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
-    for function, file in (("save_weights", "model-last.safetensors"), ("write_text", "result")):
-        real = getattr(checkpoint, function)
+    for module, function, file in (
+        (checkpoint, "save_weights", "model-last.safetensors"),
+        (files, "write_text", "result"),
+    ):
+        real = getattr(module, function)
 
         def full(path: Path, *args: object, real: object = real, file: str = file) -> None:
             if path.name.startswith(file):
@@ -334,7 +337,7 @@ def test_a_full_disk_at_the_end_costs_no_result(
             real(path, *args)  # type: ignore[operator]
 
         with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, function, full)
+            patch.setattr(module, function, full)
             assert yopo(monkeypatch, *words, "--resume") == 2
         shown = capsys.readouterr()
         assert f"could not write {file}" in shown.out
@@ -489,7 +492,7 @@ def test_ctrl_c_in_the_final_test_finishes_it(
     assert (tmp_path / "run" / "result.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_says_how_to_go_on(
     number: signal.Signals, tmp_path: Path, npz: Path
 ) -> None:
@@ -501,7 +504,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert process.returncode == 130
     typed = [str(word) for word in process.args[2:]]  # type: ignore[index]
     assert f"To go on: {shlex.join(typed)} --resume" in shown
-    _, values = checkpoint.load(checkpoint.saved(out / "state")[0])
+    values = checkpoint.load(checkpoint.saved(out / "state")[0]).values
     assert values["progress"]["epoch"] >= 1
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from tests.robust import EPS, trained
 from tests.runs import PATIENCE
 from tests.test_cli import TINY, npz, yopo
-from yopo import checkpoint
+from yopo import checkpoint, files
 from yopo.cli import training
 from yopo.config import Tree, validate
 from yopo.evaluation.journal import weights_digest
@@ -69,7 +69,7 @@ def test_what_cannot_be_kept_is_known_first_or_shown_at_least(
 
     words = ("eval", run, "--attacks", "pgd-1", "--samples", "20")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_text", full)
+        patch.setattr(files, "write_text", full)
         assert yopo(monkeypatch, *words) == 2
     shown = capsys.readouterr()
     assert "worst case" in shown.out
@@ -198,7 +198,9 @@ def test_another_radius_or_other_weights_replace_nothing(
     settings = {"config": (run / "config.yaml").read_text()}
     checkpoint.save_weights(run / "model-last.safetensors", dict(last.state_dict()), settings)
     digests = {"best": weights_digest(best), "last": weights_digest(last)}
-    (run / "result.json").write_text(json.dumps({"weights_sha256": digests}))
+    measured: dict[str, object] = {"last": {"clean": 0.9, "pgd-2": 0.5}, "weights_sha256": digests}
+    measured |= {"best_epoch": 1, "test_images": 20, "train_seconds": 1.0, "propagations": 1.0}
+    (run / "result.json").write_text(json.dumps(measured))
     kept = {*run.glob("eval*.json")}
     for more in ([], ["--eps", "0.05"], ["--weights", "last"], ["--step", "0.01"], ["--seed", "1"]):
         assert yopo(monkeypatch, "eval", run, *words, *more) == 0

@@ -1,7 +1,6 @@
 """Two processes (gloo) against one on the combined batch."""
 
 import copy
-import json
 import multiprocessing
 import os
 import warnings
@@ -17,7 +16,7 @@ import yopo
 import yopo.train
 from tests.conftest import GPU, assert_same
 from tests.runs import BASE, PATIENCE, Silent, free_port, tiny_data, tiny_trainer
-from yopo import checkpoint, distributed, measure
+from yopo import checkpoint, distributed, measure, seals
 from yopo.config import Tree, overlay, validate
 from yopo.evaluation import suite
 from yopo.progress import StopRequested
@@ -161,7 +160,10 @@ def synchronised(net: torch.nn.Module) -> Any:
 
 
 def resume_in_two(out: str, over: Tree, rank: int, world: int, port: int) -> None:
-    """Train to the end, in one go or stopped in the middle of the second epoch and resumed."""
+    """Train to the end, in one go or stopped in the middle of the second epoch and resumed.
+
+    The one hardly ever saves, the other after every step, and both collapse once in the third.
+    """
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(rank),
@@ -172,7 +174,9 @@ def resume_in_two(out: str, over: Tree, rank: int, world: int, port: int) -> Non
     yopo.train.CHECK_EVERY = 1
     for name, stop_at in (("whole", None), ("pieces", (1, 3))):
         folder = Path(out).parent / name
-        trainer = tiny_trainer(folder, over)
+        often = 0 if stop_at else 1e6
+        over = over | {"checkpoint": {"minutes": often, "pause": often}}
+        trainer = collapsing(folder, over)
         real = trainer._step
 
         def step(
@@ -192,11 +196,24 @@ def resume_in_two(out: str, over: Tree, rank: int, world: int, port: int) -> Non
             trainer.run()
             assert stop_at is None
         except StopRequested:
-            trainer = tiny_trainer(folder, over)
+            trainer = collapsing(folder, over)
             assert trainer.resume()
             assert (trainer.progress.epoch, trainer.progress.step) == (1, 4)
             trainer.run()
+        assert trainer.progress.rollbacks == 1
     checkpoint.save_weights(Path(out), {"done": torch.ones(1)}, {})
+
+
+def collapsing(folder: Path, over: Tree) -> yopo.train.Trainer:
+    trainer = tiny_trainer(folder, over)
+
+    def evaluate(*_: object) -> tuple[float, float]:
+        p = trainer.progress
+        return (0.1 if (p.epoch, p.rollbacks) == (2, 0) else 0.9), 0.1
+
+    trainer._chance = 0.1
+    trainer._evaluate = evaluate  # type: ignore[method-assign, assignment]
+    return trainer
 
 
 @pytest.mark.parametrize("method", ["free", "pgd"])
@@ -205,7 +222,6 @@ def test_two_processes_resume_in_the_middle_of_an_epoch_exactly(
 ) -> None:
     """With BatchNorm that is not synchronised, and a perturbation carried over by Free."""
     over: Tree = {
-        "checkpoint": {"minutes": 0, "pause": 0},
         "ema": 0,
         "method": METHODS[method],
         "model": BATCHNORM["model"],
@@ -218,8 +234,8 @@ def test_two_processes_resume_in_the_middle_of_an_epoch_exactly(
     assert all(torch.equal(value, pieces[key]) for key, value in whole.items())
     lines = [
         [
-            {k: v for k, v in json.loads(line).items() if "seconds" not in k}
-            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+            {k: v for k, v in line.items() if "seconds" not in k}
+            for line in seals.read_lines(tmp_path / name / "metrics.jsonl")[0]
         ]
         for name in ("whole", "pieces")
     ]
@@ -323,7 +339,7 @@ def test_the_exchanges_run_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
         optimizer.step()
         assert distributed.from_first([1.5, 2.5]) == [1.5, 2.5]
         assert distributed.summed(torch.tensor([3.0], device=device)).item() == 3
-        assert torch.equal(distributed.concatenated(x), x)
+        assert torch.equal(distributed.gathered(x)[0], x.cpu())
         dist.barrier()
     finally:
         dist.destroy_process_group()

@@ -15,7 +15,7 @@ LAYERS = [
     {"yopo.reproduction"},
     {"yopo.recipes", "yopo.train"},
     {"yopo.measure", "yopo.run_folder"},
-    {"yopo.build", "yopo.schedule", "yopo.snapshot"},
+    {"yopo.build", "yopo.schedule", "yopo.snapshot", "yopo.strangers"},
     {"yopo.config", "yopo.sections", "yopo.distributed", "yopo.guard", "yopo.progress"},
     {"yopo"},
     {"yopo.engine", "yopo.evaluation"},
@@ -27,6 +27,7 @@ LAYERS = [
     {"yopo.pmp", "yopo.layers"},
     {"yopo.hamiltonian", "yopo.split", "yopo.propagation", "yopo.frozen", "yopo.threat"},
     {"yopo.exchange"},
+    {"yopo.seals"},
     {"yopo.losses", "yopo.checks", "yopo.lbfgs", "yopo.paper", "yopo.files"},
 ]
 

@@ -331,6 +331,25 @@ def test_a_few_images_broken_by_square_alone_are_no_sign() -> None:
     assert after({**standing, "autoattack": first(n, 0)}, y, 10) == []
 
 
+@pytest.mark.parametrize(
+    ("threat", "attacks", "expected"),
+    [
+        (L2(1.0), ["cw"], ["cw-alone"]),
+        (L2(1.0), ["cw", "cw-20"], ["cw-alone"]),
+        (L2(1.0), ["cw", "pgd-50"], []),
+        (L2(1.0), ["cw", "square"], []),
+        (L2(1.0), [], []),
+        (Linf(0.1), ["cw"], []),
+    ],
+)
+def test_cw_as_the_only_attack_in_l2(
+    threat: Threat, attacks: list[str], expected: list[str]
+) -> None:
+    y = torch.arange(1000) % 10
+    correct = dict.fromkeys(["clean", *attacks], first(1000, 900))
+    assert [s.code for s in after(correct, y, 10, threat)] == expected
+
+
 def test_every_code_is_explained_and_has_a_network() -> None:
     source = ast.parse(Path(suspicions.__file__).read_text())
     codes = {
@@ -341,7 +360,7 @@ def test_every_code_is_explained_and_has_a_network() -> None:
         and node.func.id == "Suspicion"
         and isinstance(node.args[0], ast.Constant)
     }
-    tested = {case.code for case in CASES.values()} | {"chance", "black-box-stronger"}
+    tested = {case.code for case in CASES.values()} | {"chance", "black-box-stronger", "cw-alone"}
     page = (Path(__file__).parents[1] / "docs" / "warnings.md").read_text()
     assert codes == tested
     assert sorted(codes) == sorted(re.findall(r"^## (.*)$", page, re.MULTILINE))

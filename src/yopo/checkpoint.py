@@ -1,9 +1,11 @@
 """A run's state on disk: written whole or not at all, checked when read, never pickled."""
 
-import hashlib
 import json
+import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,98 +13,163 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from yopo.files import file_digest, flush, whole
+from yopo import seals
+from yopo.files import file_digest, flush, read_text, whole
 
 Tensors = dict[str, Tensor]
 Values = dict[str, Any]
+ENTRY = "yopo"  # of a weights file's metadata
 
 
-def save(
-    folder: Path, number: int, tensors: Tensors, values: Values, *, keep: Collection[int]
-) -> None:
-    """Write checkpoint `number`, the newest; then remove those that are not in `keep`.
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint: all that a run needs to go on, in one folder that depends on no other file."""
+
+    tensors: Tensors
+    values: Values
+    good: Tensors | None = None  # what a collapse goes back to, where that is another state
+    # The best weights are copied into each: those in the run's folder may be damaged or deleted,
+    # and no later epoch would bring them back. A link would share the damage.
+    best: Tensors | None = None
+
+
+def save(folder: Path, number: int, state: Saved, *, keep: int) -> None:
+    """Write checkpoint `number`, the newest; then remove all but the newest `keep`.
 
     The files are written under another name, flushed to the disk and renamed, so that a process
     killed at any moment leaves either the whole checkpoint or none.
     """
     target, writing = folder / f"save-{number:06d}", folder / ".writing"
-    shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
+    _remove(writing)
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        flush(folder.parent)
+    writing.mkdir()
+    parts = {"tensors": state.tensors, "good": state.good, "best": state.best}
     try:
-        _write_tensors(tensors, writing / "tensors.safetensors")
-        text = json.dumps(values, sort_keys=True)
-        seal = {
-            "tensors": file_digest(writing / "tensors.safetensors"),
-            "values": hashlib.sha256(text.encode()).hexdigest(),
-        }
-        (writing / "values.json").write_text(text)
+        for name, tensors in parts.items():
+            if tensors is not None:
+                _write_tensors(tensors, writing / f"{name}.safetensors")
+        (writing / "values.json").write_text(json.dumps(state.values, sort_keys=True))
+        seal = {file.name: file_digest(file) for file in sorted(writing.iterdir())}
         (writing / "seal.json").write_text(json.dumps(seal))
         for file in (*writing.iterdir(), writing):
             flush(file)
-        shutil.rmtree(target, ignore_errors=True)  # there only if it was damaged
+        _remove(target)  # there only if it was damaged
         writing.rename(target)
         flush(folder)
     except OSError:
         shutil.rmtree(writing, ignore_errors=True)
         raise
-    for old in saved(folder)[1:]:
-        if _number(old) not in keep:
-            shutil.rmtree(old, ignore_errors=True)
+    there = saved(folder)
+    newer = there.index(target)  # were passed over as damaged, and would pass for the newest
+    for old in (*there[:newer], *there[newer + keep :]):
+        with suppress(OSError):
+            _remove(old)
 
 
 def saved(folder: Path) -> list[Path]:
-    """All checkpoints, the newest first."""
-    return sorted(folder.glob("save-[0-9]*"), key=_number, reverse=True)
+    """All checkpoints, the newest first; what else lies there is none of ours."""
+    named = (path for path in folder.glob("save-*") if re.fullmatch(r"save-[0-9]{6,9}", path.name))
+    return sorted(named, key=lambda path: int(path.name.removeprefix("save-")), reverse=True)
 
 
-def load_newest(folder: Path, warn: Callable[[str], None]) -> tuple[Tensors, Values] | None:
-    """The newest checkpoint that is whole; damaged ones are named and passed over."""
-    for path in saved(folder):
+def load_newest(folder: Path, warn: Callable[[str], None]) -> Saved | None:
+    """The newest checkpoint that is whole; damaged ones are named and passed over.
+
+    Where none is, one that lacks no more than the way back or the best weights will do.
+    """
+    found = saved(folder)
+    for path in found:
         try:
             return load(path)
         except ValueError as error:
             warn(f"{error}; going back to the checkpoint before it")
+    for path in found:
+        try:
+            state = load(path, whole=False)
+        except ValueError:
+            continue
+        warn(f"no checkpoint is whole; going on with what is sound of {path.name}")
+        return state
     return None
 
 
-def load(path: Path) -> tuple[Tensors, Values]:
-    """One checkpoint, if its checksums agree."""
+def load(path: Path, *, whole: bool = True) -> Saved:
+    """One checkpoint, if its checksums agree; not `whole`: those of what a run goes on from."""
     try:
-        seal = json.loads((path / "seal.json").read_text())
-        text = (path / "values.json").read_text()
-        if seal["values"] != hashlib.sha256(text.encode()).hexdigest():
-            raise ValueError("values.json was altered")
-        if seal["tensors"] != file_digest(path / "tensors.safetensors"):
-            raise ValueError("tensors.safetensors was altered")
-        values: Values = json.loads(text)
-        return load_file(path / "tensors.safetensors"), values
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        seal = json.loads(read_text(path / "seal.json"))
+        if not isinstance(seal, dict) or not seal:
+            raise ValueError("seal.json holds no checksums")
+        # Earlier versions left the endings out.
+        old = {"tensors": "tensors.safetensors", "values": "values.json"}
+        sums = {old.get(str(name), str(name)): found for name, found in seal.items()}
+        if not {*old.values()} <= {*sums}:
+            raise ValueError("seal.json lacks a checksum")
+        sound = {}
+        for name, found in sums.items():
+            if Path(name).name != name:
+                raise ValueError(f"seal.json names {name!r}")
+            sound[name] = (path / name).is_file() and found == file_digest(path / name)
+            if not sound[name] and (whole or name in old.values()):
+                there = (path / name).is_file()
+                raise ValueError(f"{name} was altered" if there else f"no {name}")
+        values = json.loads(read_text(path / "values.json"))
+        if not isinstance(values, dict):
+            raise ValueError("values.json holds no values")
+        parts = {
+            name: load_file(path / f"{name}.safetensors")
+            for name in ("tensors", "good", "best")
+            if sound.get(f"{name}.safetensors")
+        }
+        return Saved(values=values, **parts)
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise ValueError(f"checkpoint {path.name} is damaged ({error})") from None
 
 
-def save_weights(path: Path, state: Tensors, metadata: dict[str, str]) -> None:
-    """Write a model's weights as one safetensors file, atomically."""
+def save_weights(path: Path, state: Tensors, metadata: Mapping[str, str]) -> None:
+    """Write a model's weights as one safetensors file, atomically and with a checksum."""
+    # One entry: safetensors writes several in any order, and equal runs would differ.
+    words = {**metadata, seals.KEY: seals.tensors_digest(state, metadata)}
     with whole(path) as writing:
-        _write_tensors(state, writing, metadata)
+        _write_tensors(state, writing, {ENTRY: json.dumps(words, sort_keys=True)})
 
 
 def load_weights(path: Path) -> Tensors:
-    """Read a safetensors file; anything else, a pickle above all, is refused unread."""
-    _refuse_pickles(path)
+    """Read a safetensors file, if its checksum agrees; a pickle is refused unread."""
+    words = _metadata(path)
     try:
-        return load_file(path)
+        state = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path.name} is not a safetensors file ({error})") from None
+    found = words.pop(seals.KEY, None)
+    if found is not None and found != seals.tensors_digest(state, words):
+        raise ValueError(f"{path.name} was damaged: its checksum does not fit")
+    return state
 
 
 def load_metadata(path: Path) -> dict[str, str]:
     """The words that stand beside the weights in a safetensors file."""
+    return {name: text for name, text in _metadata(path).items() if name != seals.KEY}
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """With the checksum. Earlier versions made each word an entry, and had none."""
     _refuse_pickles(path)
     try:
         with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
+            entries: dict[str, str] = file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"{path.name} is not a safetensors file ({error})") from None
+    if ENTRY not in entries:
+        return entries
+    try:
+        words = json.loads(entries[ENTRY])
+    except (ValueError, RecursionError):
+        words = None
+    if not isinstance(words, dict) or not all(isinstance(w, str) for w in words.values()):
+        raise ValueError(f"{path.name} was damaged: its metadata cannot be read")
+    return words
 
 
 def _refuse_pickles(path: Path) -> None:
@@ -130,5 +197,9 @@ def _write_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None
     path.chmod(mode)
 
 
-def _number(path: Path) -> int:
-    return int(path.name.removeprefix("save-"))
+def _remove(path: Path) -> None:
+    """A folder, or a file that has its name."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -40,13 +40,19 @@ def summed(values: Tensor) -> Tensor:
     return values
 
 
-def concatenated(tensor: Tensor) -> Tensor:
-    """The processes' tensors one after the other; they have the same shape."""
-    if not dist.is_initialized():
-        return tensor
-    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor.contiguous())
-    return torch.cat(parts)
+def several() -> bool:
+    """Whether there are other processes to tell something."""
+    return dist.is_initialized()
+
+
+def gathered(tensor: Tensor) -> list[Tensor]:
+    """The processes' tensors, on the CPU and in their order; they have the same shape."""
+    if not several():
+        return [tensor.cpu()]
+    there = tensor.contiguous().to("cuda" if dist.get_backend() == "nccl" else "cpu")
+    parts = [torch.empty_like(there) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, there)
+    return [part.cpu() for part in parts]
 
 
 def from_first(values: list[float]) -> list[float]:

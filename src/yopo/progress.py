@@ -47,5 +47,4 @@ class Progress:
     rollbacks: int = 0
     lines: int = 0  # of metrics.jsonl
     saves: int = 0  # checkpoints written
-    good: int = -1  # the last of them known to be sound
     hardware: list[str] = field(default_factory=list)  # of all its parts

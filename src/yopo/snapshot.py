@@ -21,7 +21,7 @@ class Snapshot:
     method: yopo.Method
 
     def take(self) -> dict[str, Tensor]:
-        """The tensors as they are now, by name."""
+        """This process's tensors as they are now, by name."""
         tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         tensors |= {f"hidden.{k}": v for k, v in _hidden(self.model).items()}
         if self.ema:
@@ -30,16 +30,47 @@ class Snapshot:
         for i, p in enumerate(self._parameters()):
             tensors |= {f"optimizer.{i}.{k}": v for k, v in self._state(p).items()}
         if isinstance(self.method, yopo.Free) and self.method.eta is not None:
-            tensors["free.eta"] = distributed.concatenated(self.method.eta)
+            tensors["free.eta"] = self.method.eta
         return tensors
+
+    def copy(self) -> dict[str, Tensor]:
+        """The same, in memory of its own."""
+        return {k: v.detach().to("cpu", copy=True) for k, v in self.take().items()}
 
     def is_finite(self) -> bool:
         """Whether no weight, average or state of the optimizer is NaN or infinite."""
         mine = [t for k, t in self.take().items() if t.is_floating_point() and k != "free.eta"]
         return all(bool(t.isfinite().all()) for t in mine)
 
-    def put_back(self, tensors: dict[str, Tensor], rank: int, world: int) -> None:
-        """Make all parts what they were when `tensors` were taken; of eta, this rank's share."""
+    def gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of all processes: the first's, and of the others what is their own.
+
+        These are buffers (BatchNorm's statistics, if not synchronised) and Free's perturbation.
+        Nothing changes in any process, so a run that is saved goes on as one that is not.
+        """
+        if not distributed.several():
+            return tensors
+        whole = dict(tensors)
+        if "free.eta" in tensors:
+            whole["free.eta"] = torch.cat(distributed.gathered(tensors["free.eta"]))
+        buffers = {f"model.{k}" for k, _ in self.model.named_buffers()}
+        for key in (k for k in tensors if k in buffers or k.startswith("hidden.")):
+            for rank, other in enumerate(distributed.gathered(tensors[key])):
+                if not torch.equal(other, tensors[key].cpu()):
+                    whole[f"rank-{rank}.{key}"] = other
+        return whole
+
+    @staticmethod
+    def own(tensors: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
+        """Of the tensors of all processes, this one's; there may be more or fewer now."""
+        shared = {k: v for k, v in tensors.items() if not k.startswith("rank-")}
+        mine = {k: tensors.get(f"rank-{rank}.{k}", v) for k, v in shared.items()}
+        if "free.eta" in mine:
+            mine["free.eta"] = mine["free.eta"].chunk(world)[rank]
+        return mine
+
+    def put_back(self, tensors: dict[str, Tensor]) -> None:
+        """Make all parts what they were when `tensors` were taken in this process."""
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -64,7 +95,7 @@ class Snapshot:
         if isinstance(self.method, yopo.Free):
             eta = tensors.get("free.eta")
             device = next(self.model.parameters()).device
-            self.method.eta = None if eta is None else eta.chunk(world)[rank].to(device)
+            self.method.eta = None if eta is None else eta.to(device, copy=True)
 
     def _state(self, p: Tensor) -> dict[str, Tensor]:
         """The optimizer's tensors for a parameter: momentum, Adam's moments and count."""

@@ -8,6 +8,7 @@ import hashlib
 import math
 import time
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 import yopo
 from yopo import checkpoint, distributed
 from yopo.build import build_method, build_model, build_optimizer, build_threat
+from yopo.checkpoint import Tensors
 from yopo.config import Config, Tree, refuse_another, validate, what_counts
 from yopo.data.loader import Augment, Loader
 from yopo.data.sources import Arrays
@@ -35,6 +37,7 @@ from yopo.schedule import rate
 from yopo.snapshot import Snapshot
 
 CHECK_EVERY = 50  # steps between looks at the loss; a look waits for the device
+GOES_BACK = ("epoch", "updates", "healthiest", "cleanest")  # of the progress; the rest stays so
 FEW = 200  # held-out images for the guard, in epochs without a full evaluation
 
 
@@ -106,7 +109,12 @@ class Trainer:
             resident=config.data.resident,
         )
         self._share = config.batch // self.world  # of each batch, in this process
-        self._saved_at, self._saved = time.monotonic(), (-1, -1)  # (epoch, step)
+        self._saved_at, self._saved = time.monotonic(), (-1, -1)  # (lines, step)
+        # What a collapse goes back to, and the best weights so far (in the first process). They are
+        # in memory, and in each checkpoint, so that both are functions of the run alone: never of
+        # which epochs were saved, and so of the clock, and never of what became of a file.
+        self._good: tuple[Tensors, dict[str, Any]] | None = None
+        self._best: Tensors | None = None
         self._prepare_seconds = time.perf_counter() - began
 
     def _engine(self) -> Engine | None:
@@ -134,8 +142,11 @@ class Trainer:
         here = (f"{self.world} × " if self.world > 1 else "") + hardware(self.device)
         if here not in self.progress.hardware:
             self.progress.hardware.append(here)
-        if self.progress.good < 0:
-            self._save(good=True)  # what a collapse in the first epoch goes back to
+        if self._best is not None:  # what is in the folder may be damaged, or of a lost epoch
+            self.files.mend_weights(BEST, self._best, self.config)
+        if not self.progress.saves:
+            self._keep_good()  # what a collapse in the first epoch goes back to
+            self._save()
         while self.progress.epoch < self.config.epochs:
             reason = self._epoch()
             self._finish_epoch(reason)
@@ -147,8 +158,8 @@ class Trainer:
     def _stop_if_asked(self) -> None:
         """A signal that came between epochs."""
         if self._anyone(self.stop)[0]:
-            there = self._saved == (self.progress.epoch, self.progress.step)
-            raise StopRequested(there or self._save(good=True))
+            there = self._saved == (self.progress.lines, self.progress.step)
+            raise StopRequested(there or self._save())
 
     def _warm_up(self) -> None:
         """Study, compile and capture before the clock starts; trains nothing."""
@@ -165,7 +176,6 @@ class Trainer:
         every = self.config.optimizer.accumulate
         loss = torch.tensor(p.loss_sum, device=self.device)
         right = torch.tensor(p.right, device=self.device)
-        looked = p.step - p.step % CHECK_EVERY
         self.model.train()
         self._sync()
         started = time.perf_counter()
@@ -185,21 +195,19 @@ class Trainer:
             if p.step % every and p.step < steps:
                 continue  # in the middle of an accumulated step there is nothing to save
             self.watch.step(p.epoch, p.step, steps, "")
-            alone = self.world == 1  # else all must look at the same steps
-            if p.step - looked >= CHECK_EVERY or p.step == steps or (self.stop and alone):
-                looked = p.step
+            # A function of the step alone: a broken loss ends an epoch here, resumed or not.
+            look = p.step // CHECK_EVERY > (p.step - every) // CHECK_EVERY or p.step == steps
+            if look or (self.stop and self.world == 1):  # several must look at the same steps
                 settle()
                 due = time.monotonic() - self._saved_at > 60 * self.config.checkpoint.minutes
                 broken, stop, due = self._anyone(not math.isfinite(p.loss_sum), self.stop, due)
-                if broken:
+                if broken and look:
                     return "the loss is not finite"
                 self.watch.step(p.epoch, p.step, steps, f"loss {p.loss_sum / p.step:.3f}")
                 if stop:
                     raise StopRequested(self._save())
                 if due and p.step < steps:
                     self._save()
-                    loss.fill_(p.loss_sum)
-                    right.fill_(p.right)
                     started = time.perf_counter()
         return None
 
@@ -293,8 +301,12 @@ class Trainer:
                 p.healthiest, p.cleanest = max(p.healthiest, robust), max(p.cleanest, clean)
             rank = score if learnt(clean, self._chance, line["images"]) else score - 2
             chosen = rank > p.best or c.evaluate.keep == "last"
-            if full and reason is None and chosen and self._write_weights(BEST):
+            if full and reason is None and chosen:
                 p.best, p.best_epoch = rank, p.epoch + 1
+                if self.rank == 0:
+                    state = self.follower.state_dict()
+                    self._best = {k: v.to("cpu", copy=True) for k, v in state.items()}
+                    self.files.save_weights(BEST, self._best, c)
         line["evaluate_seconds"] = p.evaluate_seconds
         if reason is not None:
             line["collapse"] = reason
@@ -308,34 +320,35 @@ class Trainer:
                 return
             self.watch.say(f"collapse: {reason}; ignored, as guard.action says")
         p.epoch, p.step, p.loss_sum, p.right = p.epoch + 1, 0, 0.0, 0.0
+        self._keep_good()
         due = time.monotonic() - self._saved_at >= c.checkpoint.pause or p.epoch == c.epochs
         if self._anyone(due)[0]:
-            self._save(good=True)
+            self._save()
+
+    def _keep_good(self) -> None:
+        """Remember this state, at an epoch's end, as the one that a collapse goes back to."""
+        if self.config.guard.action == "rollback":
+            self._good = self.snapshot.copy(), {k: getattr(self.progress, k) for k in GOES_BACK}
 
     def _recover(self, reason: str) -> None:
         p, guard = self.progress, self.config.guard
-        if guard.action == "stop" or p.rollbacks >= guard.most or p.good < 0:
+        if guard.action == "stop" or p.rollbacks >= guard.most or self._good is None:
             raise RuntimeError(
                 f"training collapsed in epoch {p.epoch + 1}: {reason}. To try again: a lower "
                 "optimizer.lr or a longer schedule.warmup, in another folder"
             )
-        try:
-            self._restore(*checkpoint.load(self.out / "state" / f"save-{p.good:06d}"))
-        except ValueError as error:
-            raise RuntimeError(f"training collapsed ({reason}) and {error}") from None
-        before, p = p, self.progress
-        p.rate_scale, p.rollbacks = before.rate_scale * guard.shrink, before.rollbacks + 1
-        # What was spent and written stays so, whatever became of it.
-        spent = ("train_seconds", "propagations", "evaluate_seconds")
-        written = ("lines", "saves", "good", "best", "best_epoch", "hardware")
-        for name in spent + written:
-            setattr(p, name, getattr(before, name))
+        tensors, known = self._good
+        self.snapshot.put_back(tensors)
+        for name, value in known.items():
+            setattr(p, name, value)
+        p.step, p.loss_sum, p.right = 0, 0.0, 0.0
+        p.rate_scale, p.rollbacks = p.rate_scale * guard.shrink, p.rollbacks + 1
         where = f"the end of epoch {p.epoch}" if p.epoch else "the start"
         self.watch.say(
             f"collapse: {reason}. Back to {where}, "
             f"learning rate times {guard.shrink} (rollback {p.rollbacks} of {guard.most})"
         )
-        self._save(good=True)
+        self._save()
 
     @property
     def follower(self) -> nn.Module:
@@ -356,14 +369,18 @@ class Trainer:
         result: dict[str, Any] = {}
         digests: dict[str, str] = {}
         began = time.perf_counter()
-        written = self._write_weights(LAST)
         if self.rank == 0:
+            written = self.files.save_weights(LAST, dict(self.follower.state_dict()), self.config)
+            if self._best is not None:
+                written &= self.files.mend_weights(BEST, self._best, self.config)
+            else:  # what is there is of an epoch that was lost with its checkpoint
+                (self.out / BEST).unlink(missing_ok=True)
             result["last"], digests["last"] = self._measure()
             if self.progress.best_epoch == self.config.epochs:
                 result["best"], digests["best"] = result["last"], digests["last"]  # the same
-            elif (self.out / BEST).exists():
+            elif self._best is not None:
                 last = {k: v.clone() for k, v in self.follower.state_dict().items()}
-                self.follower.load_state_dict(checkpoint.load_weights(self.out / BEST))
+                self.follower.load_state_dict(self._best)
                 result["best"], digests["best"] = self._measure()
                 self.follower.load_state_dict(last)
             result |= {
@@ -412,15 +429,6 @@ class Trainer:
                 "the last checkpoint"
             )
 
-    def _gather(self) -> None:
-        """Bring to the first process what the others have of their own, and go on from there.
-
-        A run that goes on and one that is resumed are then the same.
-        """
-        p, sums = self.progress, self._sums()
-        p.loss_sum, p.right = sums if self.rank == 0 else (0.0, 0.0)
-        distributed.same_everywhere(self.model.buffers())
-
     def _sums(self) -> tuple[float, float]:
         """This epoch's losses and right answers so far, over all processes."""
         mine = [self.progress.loss_sum, self.progress.right]
@@ -434,46 +442,62 @@ class Trainer:
             raise ValueError(f"no checkpoint in {self.out} is sound; give another --out")
         if found is None:
             return False
-        self._restore(*found)
-        return True
-
-    def _save(self, *, good: bool = False) -> bool:
-        """Write a checkpoint and say whether it is there; a collapse goes back to a good one."""
-        self._saved_at = time.monotonic()
-        p, keep = self.progress, self.config.checkpoint.keep
-        self._check_same_weights()
-        if self.world > 1:
-            self._gather()
-        p.saves, before = p.saves + 1, p.good
-        p.good = p.saves if good else p.good
-        tensors = self.snapshot.take()  # in all processes: some of it is gathered from them
-        values = {"progress": asdict(p), "config": self._identity()}
-        recent = range(p.saves - keep + 1, p.saves + 1)
-        written = self.files.save_state(p.saves, tensors, values, {*recent, p.good})
-        if not distributed.from_first([float(written)])[0]:
-            p.good = before
-            return False
-        self._saved = (p.epoch, p.step)
-        return True
-
-    def _restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        values = found.values
         refuse_another(self.out, _filled(values["config"]), self._identity())
-        self.snapshot.put_back(tensors, self.rank, self.world)
+        mine = partial(self.snapshot.own, rank=self.rank, world=self.world)
+        self.snapshot.put_back(mine(found.tensors))
         known = {f.name for f in fields(Progress)}
-        self.progress = Progress(**{k: v for k, v in values["progress"].items() if k in known})
-        if self.progress.best_epoch < 0:  # an earlier version wrote another number for none
-            self.progress.best = Progress.best
-        if self.rank > 0:  # the sums over all processes belong to the first
-            self.progress.loss_sum = self.progress.right = 0.0
+        p = Progress(**{k: v for k, v in values["progress"].items() if k in known})
+        sums = values.get("sums", [[p.loss_sum, p.right]])  # of each process
+        if len(sums) != self.world:
+            sums = [[sum(column) for column in zip(*sums, strict=True)]] + [[0.0, 0.0]] * self.world
+        p.loss_sum, p.right = sums[self.rank]
+        self.progress, self.files.lines = p, values.get("metrics")
+        if p.step == 0:
+            self._keep_good()
+        elif found.good is not None:
+            self._good = mine(found.good), values["good"]
+        elif self.config.guard.action == "rollback":
+            self.watch.say(
+                f"{self.out} holds no state that a collapse in this epoch can go back to"
+            )
+        self._take_best(found.best)
+        return True
+
+    def _take_best(self, best: Tensors | None) -> None:
+        """Bring the best weights back from the checkpoint, or else from the folder."""
+        p = self.progress
+        if p.best_epoch >= 0 and best is None:
+            try:
+                best = checkpoint.load_weights(self.out / BEST)
+            except (ValueError, OSError) as error:
+                self.watch.say(f"the best weights so far are lost ({error}); later ones take over")
+                p.best_epoch = -1
+        if p.best_epoch < 0:
+            p.best, best = Progress.best, None
+        self._best = best if self.rank == 0 else None
+
+    def _save(self) -> bool:
+        """Write a checkpoint and say whether it is there."""
+        self._saved_at = time.monotonic()
+        p = self.progress
+        self._check_same_weights()
+        p.saves += 1
+        sums = torch.tensor([p.loss_sum, p.right], dtype=torch.float64)
+        values: dict[str, Any] = {"progress": asdict(p), "config": self._identity()}
+        values["sums"] = [one.tolist() for one in distributed.gathered(sums)]
+        tensors, good = self.snapshot.gathered(self.snapshot.take()), None
+        if p.step and self._good is not None:  # else this is the good one
+            good, values["good"] = self.snapshot.gathered(self._good[0]), self._good[1]
+        state = checkpoint.Saved(tensors, values, good, self._best)
+        written = self.files.save_state(p.saves, state, self.config.checkpoint.keep)
+        if not distributed.from_first([float(written)])[0]:
+            return False
+        self._saved = (p.lines, p.step)
+        return True
 
     def _identity(self) -> dict[str, Any]:
         return what_counts(self.config) | {"training data": self._data_digest}
-
-    def _write_weights(self, name: str) -> bool:
-        """Write the followed network's weights; say whether that worked."""
-        state = dict(self.follower.state_dict()) if self.rank == 0 else {}
-        written = self.files.save_weights(name, state, self.config)
-        return bool(distributed.from_first([float(written)])[0])
 
     def _anyone(self, *flags: bool) -> tuple[bool, ...]:
         """For each flag, whether any process has it up: all act alike."""

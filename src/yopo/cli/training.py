@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import json
 import os
 import shlex
 import signal
@@ -19,7 +18,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from yopo import checkpoint
 from yopo.cli.common import pick_device, rank, read_yaml
+from yopo.cli.log import steady
 from yopo.cli.screen import Screen
 from yopo.config import (
     Config,
@@ -101,6 +102,7 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
+@steady()
 def run_train(args: argparse.Namespace, rest: list[str]) -> None:
     """Train one network."""
     if args.settings:
@@ -124,6 +126,7 @@ def run_train(args: argparse.Namespace, rest: list[str]) -> None:
         _check_written(args.out)
 
 
+@steady()
 def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
     """Train with several methods; the same network, data, seed and clock for each."""
     if args.out is None:
@@ -148,15 +151,25 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
     results: dict[str, dict[str, Any]] = {}
     for spec, config in configs.items():
         out = args.out / spec
-        done = out / "result.json"
-        if args.resume and done.exists():
-            results[spec] = json.loads(done.read_text("utf-8"))
-        else:
-            results[spec] = train_one(config, out, args, title=spec)
+        done = _result(out) if args.resume else None
+        results[spec] = done or train_one(config, out, args, title=spec)
     if all(results.values()):
         Console(highlight=False).print(result_table(results))
         print(f"runs: {args.out}")
         _check_written(*(args.out / spec for spec in results))
+
+
+def _result(out: Path) -> dict[str, Any] | None:
+    """What a finished run showed; one whose result is damaged finishes again."""
+    from yopo.report.reading import read_result
+
+    try:
+        return read_result(out / "result.json")
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        print(f"{error}; the run finishes again")
+        return None
 
 
 def _affordable(config: Config, spec: str, most: float, rest: list[str]) -> int:
@@ -203,6 +216,7 @@ def _epochs(value: Any) -> int | None:  # noqa: ANN401
     return int(number) if number >= 1 and number.is_integer() else None
 
 
+@steady()
 def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -> dict[str, Any]:
     """Run one training in one folder; stop cleanly on signals."""
     from yopo.build import out_of_reach
@@ -240,7 +254,7 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
 
 def _check_free(out: Path, resume: bool) -> None:
     """Refuse a folder that holds a run which is not to be gone on with."""
-    saved = any((out / "state").glob("save-*"))
+    saved = checkpoint.saved(out / "state")
     if saved and not resume:
         raise ValueError(f"{out} holds a run; add --resume to go on, or give another --out")
     if (out / "result.json").exists() and not saved:
@@ -285,7 +299,7 @@ def _same_command() -> str:
 
 @contextmanager
 def _stop_on_signals(trainer: Any) -> Iterator[None]:  # noqa: ANN401
-    """The first Ctrl-C or SIGTERM finishes the step and saves; a later Ctrl-C ends at once.
+    """The first Ctrl-C, SIGTERM or SIGHUP finishes the step and saves; a later Ctrl-C ends at once.
 
     torchrun passes a signal on that its processes may have had already, so what comes again within
     a second is the same one.
@@ -300,7 +314,10 @@ def _stop_on_signals(trainer: Any) -> Iterator[None]:  # noqa: ANN401
             raise KeyboardInterrupt
         trainer.stop = True
 
-    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    asking = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        asking.append(signal.SIGHUP)  # the terminal was closed; under nohup that means nothing
+    before = {s: signal.signal(s, ask) for s in asking}
     try:
         yield
     finally:

@@ -89,6 +89,7 @@ def _row(what: Reproduction, row: str, runs: Sequence[Run]) -> dict[str, Any]:
 def _trainer(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the trainer itself measured on the test set: clean and robust, best and last weights."""
     attack = next(key for key in results[0]["last"] if key != "clean")
+    results = [r for r in results if attack in r["last"]]  # others were measured otherwise
     shares = {
         which: [mean(r.get(which, r["last"])[key] for r in results) for key in ("clean", attack)]
         for which in ("best", "last")
