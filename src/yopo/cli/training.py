@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from yopo import checkpoint
-from yopo.cli.common import pick_device, rank, read_yaml
+from yopo.cli.common import Terminal, pick_device, rank, read_yaml
 from yopo.cli.log import steady
 from yopo.cli.screen import Screen
 from yopo.config import (
@@ -121,7 +121,7 @@ def run_train(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError("expected a folder for the run: --out DIR")
     result = train_one(config, args.out, args, title=config.method.name)
     if result:
-        Console(highlight=False).print(result_table({config.method.name: result}))
+        Terminal().print(result_table({config.method.name: result}))
         print(f"run: {args.out}")
         _check_written(args.out)
 
@@ -154,7 +154,7 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
         done = _result(out) if args.resume else None
         results[spec] = done or train_one(config, out, args, title=spec)
     if all(results.values()):
-        Console(highlight=False).print(result_table(results))
+        Terminal().print(result_table(results))
         print(f"runs: {args.out}")
         _check_written(*(args.out / spec for spec in results))
 
