@@ -35,6 +35,7 @@ TESTS = {
     "In a card's Markdown": "test_strangers.test_a_card_shows_names_as_names",
     "The commit in a card": "test_strangers.test_the_commit_is_read_and_git_is_not_asked",
     "Nobody vouches": "test_report.test_tables_and_cards_hold_every_number_of_the_records",
+    "`yopo eval` goes on": "test_cli_eval.test_an_interrupted_eval_goes_on_with_the_same_command",
 }
 
 
