@@ -74,7 +74,7 @@ def test_one_changed_bit_is_seen_or_changes_nothing(name: str, whole: Path, tmp_
     """Bits of blanks and of the checksum's own name may do no harm; all others are refused."""
     content, expected = (whole / name).read_bytes(), read(whole, name)
     rng, refused = random.Random(0), 0
-    places = rng.sample(range(8 * len(content)), 600)
+    places = rng.sample(range(8 * len(content)), 250)
     for place in places:
         changed = bytearray(content)
         changed[place // 8] ^= 1 << place % 8

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -216,7 +217,27 @@ def _epochs(value: Any) -> int | None:  # noqa: ANN401
     return int(number) if number >= 1 and number.is_integer() else None
 
 
+@contextmanager
+def _lost_others_are_named() -> Iterator[None]:
+    """Say in a sentence what torch says in pages, when another process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        import torch.distributed as dist
+
+        inside = Path(dist.__file__).parent
+        frames = traceback.extract_tb(error.__traceback__)
+        if not any(Path(frame.filename).is_relative_to(inside) for frame in frames):
+            raise
+        raise RuntimeError(
+            f"process {rank()} cannot reach another one, which may have been killed "
+            f"({str(error).partition(chr(10))[0]}). What was saved is kept; to go on, with as many "
+            f"processes as you like: {_same_command()}"
+        ) from None
+
+
 @steady()
+@_lost_others_are_named()
 def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -> dict[str, Any]:
     """Run one training in one folder; stop cleanly on signals."""
     from yopo.build import out_of_reach
