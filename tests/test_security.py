@@ -92,6 +92,11 @@ def test_the_record_of_hostile_folders() -> None:
     assert counts["cases"] == len(record["cases"]) >= 50
     bad = ("commands", "network", "changed", "steering", "hangs", "killed", "memory")
     assert [counts[key] for key in bad] == [0] * len(bad)
+    row = next(
+        s for s in (ROOT / "records" / "README.md").read_text().splitlines() if "hostile-" in s
+    )
+    assert f"| {counts['cases']} hostile run folders" in row
+    assert f" {counts['runs of commands']} times in all" in row
     runs = [found for case in record["cases"].values() for found in case.values()]
     for key in (*bad, "tracebacks", "done", "refused"):
         assert sum(found.get(key, 0) for found in runs) == counts[key]
