@@ -63,7 +63,7 @@ BASE: Tree = {
     "epochs": 4,
     "batch": 20,
 }
-SMALL: Tree = {"name": "smallcnn", "options": {"width": 2, "size": 16, "hidden": 8}}
+SMALL: Tree = {"name": "smallcnn", "options": {"width": 4, "size": 16, "hidden": 32}}
 BATCHNORM: Tree = {"name": "preactresnet18", "options": {"width": 2, "blocks": [1]}}
 KINDS: dict[str, Tree] = {
     "BatchNorm, EMA, collapse": {"model": BATCHNORM, "ema": 0.9},
