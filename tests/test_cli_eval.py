@@ -183,9 +183,8 @@ def test_a_page_does_without_damaged_pictures(
     assert yopo(monkeypatch, "eval", out, *words) == 0
     (out / "eval-examples.safetensors").write_bytes(b"half")
     assert yopo(monkeypatch, "report", out, "--out", page) == 0
-    assert (
-        "run (YOPO-2-2): no pictures, because eval-examples.safetensors" in capsys.readouterr().out
-    )
+    why = f"no pictures, because {out / 'eval-examples.safetensors'}"
+    assert f"run (YOPO-2-2): {why}" in capsys.readouterr().out
     assert page.exists()
 
 

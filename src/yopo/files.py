@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 SETTINGS = 64 << 10  # bytes of a file of settings
-TEXT = 8 << 20  # bytes of any other text; JSON takes up to 30 times as much in memory
+TEXT = 16 << 20  # bytes of any other text
 WORDS = 64 << 10  # letters of one text in it
 DEPTH = 32  # brackets inside brackets
+BRACKETS = 1_000_000  # in all; each takes up to 250 bytes in memory
 LARGEST = 2**64  # whole numbers lie below, as seeds do
 # What no page, file name or terminal should get: control characters, halves of letters.
 ODD = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -55,11 +56,13 @@ def read_json(path: Path, most: int = TEXT) -> Any:  # noqa: ANN401
     return parse_json(read_text(path, most), str(path))
 
 
-def parse_json(text: str, name: str) -> Any:  # noqa: ANN401
-    """The value in JSON text; `name` says where it is from. NaN and infinities become None."""
+def parse_json(text: str, name: str, *, nan: bool = False) -> Any:  # noqa: ANN401
+    """The value in JSON text; `name` says where it is from. Without `nan`, NaN becomes None."""
     try:
-        value = json.loads(text, parse_constant=lambda _: None)
-        _check(value)
+        if text.count("[") + text.count("{") > BRACKETS:
+            raise ValueError(f"it has more than {BRACKETS:,} brackets")
+        value = json.loads(text, parse_constant=float if nan else lambda _: None)
+        _check(value, nan=nan)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not JSON as we write it: {error}; make it anew") from None
     return value
@@ -103,7 +106,7 @@ def parse_yaml(text: str, name: str) -> Any:  # noqa: ANN401
     return value
 
 
-def _check(value: object, depth: int = 0) -> None:
+def _check(value: object, depth: int = 0, *, nan: bool = False) -> None:
     """Refuse values that no code after this expects."""
     if isinstance(value, dict | list):
         if depth == DEPTH:
@@ -114,7 +117,7 @@ def _check(value: object, depth: int = 0) -> None:
                     raise ValueError(f"expected words for names, got {str(key)[:40]}; quote it")
                 _check(key)
         for inner in value.values() if isinstance(value, dict) else value:
-            _check(inner, depth + 1)
+            _check(inner, depth + 1, nan=nan)
     elif isinstance(value, str):
         if len(value) > WORDS:
             raise ValueError(f"it has a text of more than {WORDS:,} letters")
@@ -124,7 +127,7 @@ def _check(value: object, depth: int = 0) -> None:
         if abs(value) >= LARGEST:
             raise ValueError("it has a whole number of more than 64 bits")
     elif isinstance(value, float):
-        if not math.isfinite(value):
+        if not (nan or math.isfinite(value)):
             raise ValueError(f"it has {value} for a number")
     elif value is not None:
         raise ValueError(f"expected numbers and words, got a {type(value).__name__}; quote it")

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from yopo import files
+from yopo import files, seals
 from yopo.config import Tree
 
 STEERING = re.compile(
@@ -87,10 +87,10 @@ def pages() -> Console:
     return console
 
 
-def read_yaml(path: Path) -> Tree:
-    """The settings in a file."""
+def read_yaml(path: Path, *, run: bool = False) -> Tree:
+    """The settings in a file; in that of a run their checksum must agree."""
     try:
-        tree = files.read_yaml(path)
+        tree = seals.read_yaml(path) if run else files.read_yaml(path)
     except FileNotFoundError:
         raise ValueError(f"no file {path}") from None
     if not isinstance(tree, dict):

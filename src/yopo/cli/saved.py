@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from yopo import checkpoint, files, seals, strangers
+from yopo import checkpoint, files, strangers
 from yopo.build import build_model
 from yopo.cli.common import read_yaml
 from yopo.config import Config, validate
@@ -54,9 +54,7 @@ def _find(path: Path, which: str | None) -> tuple[Config, Path]:
             raise ValueError(
                 f"expected a run with config.yaml and {weights.name}, got {path}; {advice}"
             )
-        tree = read_yaml(path / "config.yaml")
-        seals.read_yaml(path / "config.yaml")  # refuses what was damaged
-        return validate(tree), weights
+        return validate(read_yaml(path / "config.yaml", run=True)), weights
     if not path.is_file():
         raise ValueError(f"no run folder and no weights file {path}")
     if which is not None:

@@ -147,7 +147,7 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
         if not (args.resume and (out / "result.json").exists()):
             _check_free(out, args.resume)
         else:
-            there = validate(read_yaml(out / "config.yaml"))
+            there = validate(read_yaml(out / "config.yaml", run=True))
             refuse_another(out, what_counts(there), what_counts(configs[spec]))
     results: dict[str, dict[str, Any]] = {}
     for spec, config in configs.items():

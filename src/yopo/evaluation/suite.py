@@ -233,9 +233,12 @@ class _Suite:
             outcome.images = torch.cat([empty, *(p.images for p in pieces)])[order]
         return outcome
 
+    def _shows(self, piece: Piece) -> bool:
+        return not self.examples or piece.images.shape[1:] == self.data.x.shape[1:]
+
     def _piece(self, key: str, phase: Phase, rows: Tensor) -> Piece:
         known = None if self.memory is None else self.memory.recall(key)
-        if known is not None and torch.equal(known.rows, rows):
+        if known is not None and torch.equal(known.rows, rows) and self._shows(known):
             return known
         started, cost = time.perf_counter(), self.net.cost
         x, y = self.data.images(rows), self.data.labels(rows)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from yopo import seals
 
 EVALUATIONS = ("eval.json", "model.eval.json", "model-last.eval.json")
-EPOCHS = 20_000  # lines of metrics.jsonl
+EPOCHS = 50_000  # lines of metrics.jsonl
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[float, Field(ge=-1e12, le=1e12)]

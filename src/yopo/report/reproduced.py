@@ -133,7 +133,7 @@ def _literal(name: str, bench: dict[str, Any], rows: Sequence[str]) -> dict[str,
     what, model = TABLES[name], paper()["tables"][name]["model"]
     if bench["model"] != model:
         raise ValueError(f"expected a bench of {model} beside {name}, got one of {bench['model']}")
-    steps = {r["method"]: r["literal"] for r in bench["rows"]}
+    steps = {r["method"]: r.get("literal") for r in bench["rows"]}
     ours = [row for row in rows if row not in CONTROLS]  # theirs would be a ratio of epochs alone
     spent = {row: ms * what.config(row).epochs for row in ours if (ms := steps.get(in_bench(row)))}
     base = spent.pop(what.against, None)
