@@ -17,6 +17,7 @@ import yaml
 from rich.console import Console
 
 from tests.robust import EPS, trained
+from tests.runs import PATIENCE
 from tests.test_cli import TINY, npz, yopo
 from yopo import checkpoint, files
 from yopo.cli import training
@@ -322,12 +323,12 @@ def test_an_interrupted_eval_goes_on_with_the_same_command(
         text=True,
         env=environment,
     )
-    state, deadline = run / "eval-state", time.monotonic() + 60
+    state, deadline = run / "eval-state", time.monotonic() + PATIENCE
     while len(list(state.rglob("*.safetensors"))) < 5 and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)
-    shown, _ = process.communicate(timeout=60)
+    shown, _ = process.communicate(timeout=PATIENCE)
     assert not (run / "eval.json").exists()
     if number != signal.SIGKILL:
         assert process.returncode == 130

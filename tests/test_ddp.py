@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import yopo
 from tests.conftest import Batch, bn_convnet, convnet
-from tests.test_distributed import free_port
+from tests.runs import PATIENCE, free_port
 
 THREAT = yopo.Linf(0.1)
 METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
@@ -130,7 +130,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for process in pair:
         process.start()
     for process in pair:
-        process.join(300)
+        process.join(PATIENCE)
         assert process.exitcode == 0
     return [torch.load(Path(out) / f"{rank}.pt") for rank in (0, 1)]
 

@@ -19,6 +19,7 @@ import pytest
 
 from tests.hostile import HOSTILE, rename, shown, spoil, write_full_run
 from tests.reports import write_run
+from tests.runs import PATIENCE
 from yopo.report.page import page
 from yopo.report.records import read_runs
 
@@ -102,7 +103,9 @@ def look(folder: Path, text: str, width: int) -> dict[str, Any]:
     words = "--headless --no-sandbox --disable-gpu --virtual-time-budget=4000 --dump-dom".split()
     words += [f"--user-data-dir={folder / 'profile'}", "--window-size=1600,1000"]
     command = [CHROMIUM, *words, (folder / "around.html").as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    shown = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, check=True
+    ).stdout
     printed = re.search(r'<pre id="found">(.+?)</pre>', shown, re.DOTALL)
     assert printed, shown[:2000]
     found: dict[str, Any] = json.loads(html.unescape(printed[1]))

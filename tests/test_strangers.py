@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -312,6 +314,39 @@ def test_missing_data_are_not_fetched(
     assert "run `yopo data get cifar10`" in refused("eval", run)
 
 
+class Touch:
+    """Whoever unpickles it makes the file `ran`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch ran",)
+
+
+def test_data_run_no_code(tmp_path: Path, refused: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("started")
+
+    monkeypatch.chdir(tmp_path)
+    objects = np.array([Touch()], dtype=object)
+    keys = ("x_train", "y_train", "x_test", "y_test")
+    np.savez(tmp_path / "x.npz", allow_pickle=True, **dict.fromkeys(keys, objects))
+    run = write(tmp_path / "npz", None, {"data": {"name": "npz", "path": "x.npz"}})
+    assert "cannot use x.npz" in refused("eval", run)
+    batches = tmp_path / "cifar-10-batches-py"
+    batches.mkdir()
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        (batches / name).write_bytes(pickle.dumps({"data": Touch(), "labels": []}))
+    run = write(tmp_path / "batches", None, {"data": {"name": "cifar10", "root": "."}})
+    assert "refused to load posix.system" in refused("eval", run)
+    for split in ("train", "test"):  # PostScript, for which pillow would start another program
+        (tmp_path / "photos" / split / "a").mkdir(parents=True)
+        start_of = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n%%EOF\n"
+        (tmp_path / "photos" / split / "a" / "x.png").write_bytes(start_of)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    run = write(tmp_path / "run", None, {"data": {"name": "folder", "root": "photos"}})
+    assert "x.png" in refused("eval", run)
+    assert not (tmp_path / "ran").exists()
+
+
 # ---------------------------------------------------------------- files
 
 
@@ -323,6 +358,9 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, monkeypatch: pytest.M
     names = ["eval.json", "eval.md", "eval-examples.safetensors", "diagnose.json", "diagnose.png"]
     for name in (*names, *(f".{name}.writing" for name in names)):
         (run / name).symlink_to(victim)
+    for name in ("config.yaml", "model.safetensors"):  # which are read through links
+        (run / name).rename(tmp_path / name)
+        (run / name).symlink_to(tmp_path / name)
     command, *words = COMMANDS[0]
     assert yopo(monkeypatch, command, run, *words, "--save-examples") == 0
     command, *words = COMMANDS[1]

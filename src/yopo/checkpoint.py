@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,11 @@ def save(folder: Path, number: int, state: Saved, *, keep: int) -> None:
     except OSError:
         shutil.rmtree(writing, ignore_errors=True)
         raise
-    for old in saved(folder)[keep:]:
-        shutil.rmtree(old, ignore_errors=True)
+    there = saved(folder)
+    newer = there.index(target)  # were passed over as damaged, and would pass for the newest
+    for old in (*there[:newer], *there[newer + keep :]):
+        with suppress(OSError):
+            _remove(old)
 
 
 def saved(folder: Path) -> list[Path]:

@@ -27,8 +27,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def read_json(path: Path) -> Any:  # noqa: ANN401
     """The value in a JSON file, if its checksum agrees."""
-    value = files.read_json(path)
-    return _opened(value, KEY, str(path))
+    return opened(files.read_json(path), path)
 
 
 def line(value: Mapping[str, Any]) -> str:
@@ -58,7 +57,7 @@ def read_lines(path: Path) -> tuple[list[Any], str | None]:
 
 def open_line(text: str, where: str) -> Any:  # noqa: ANN401
     """The value in a line of metrics.jsonl, if its checksum agrees."""
-    return _opened(files.parse_json(text, where), SHORT, where)
+    return opened(files.parse_json(text, where), where, SHORT)
 
 
 def write_yaml(path: Path, tree: Mapping[str, Any]) -> None:
@@ -72,13 +71,18 @@ def write_yaml(path: Path, tree: Mapping[str, Any]) -> None:
 def read_yaml(path: Path) -> Any:  # noqa: ANN401
     """The settings in a run's file, if their checksum agrees."""
     tree = files.read_yaml(path)
-    first = files.read_text(path, files.SETTINGS).partition("\n")[0].rstrip()
+    check_yaml(files.read_text(path, files.SETTINGS), tree, path)
+    return tree
+
+
+def check_yaml(text: str, tree: object, where: Path | str) -> None:
+    """Refuse settings, read from this text, whose checksum does not agree."""
+    first = text.partition("\n")[0].rstrip()
     if first.startswith(HEAD) and first.removeprefix(HEAD) != digest(tree):
         raise ValueError(
-            f"{path} was damaged or edited: its checksum does not fit. If you changed it "
+            f"{where} was damaged or edited: its checksum does not fit. If you changed it "
             "yourself, take its first line away"
         )
-    return tree
 
 
 def digest(value: object) -> str:
@@ -98,14 +102,14 @@ def tensors_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
     return sha.hexdigest()
 
 
-def _opened(value: Any, key: str, name: str) -> Any:  # noqa: ANN401
-    """A value without its checksum, if that agrees."""
+def opened(value: Any, where: Path | str, key: str = KEY) -> Any:  # noqa: ANN401
+    """A value from a JSON file without its checksum, if that agrees."""
     if not isinstance(value, dict) or key not in value:
         return value
     rest = {k: v for k, v in value.items() if k != key}
     if value[key] != digest(rest)[: 8 if key == SHORT else 64]:
         raise ValueError(
-            f"{name} was damaged or edited: its checksum does not fit. If you changed it yourself, "
-            f"take its {key!r} away"
+            f"{where} was damaged or edited: its checksum does not fit. If you changed it "
+            f"yourself, take its {key!r} away"
         )
     return rest

@@ -95,7 +95,7 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
 
 def _evaluate(run: Path, args: argparse.Namespace) -> None:
     import yopo
-    from yopo import checkpoint
+    from yopo import checkpoint, seals
     from yopo.cli.saved import find, load_data, load_model
 
     saved = find(run, args)
@@ -154,7 +154,7 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
         checkpoint.save_weights(images, _examples(result, x, y, answer), facts)
     if aside := _set_aside(stem, result, run):
         screen.say(f"the evaluation before, which this one does not cover, is kept as {aside}")
-    files.write_text(stem.with_name(f"{stem.name}.json"), result.to_json())
+    seals.write_json(stem.with_name(f"{stem.name}.json"), result.to_dict())
     files.write_text(card, result.card())
     result.forget()
     screen.say(f"card: {card}")

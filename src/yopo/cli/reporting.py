@@ -52,7 +52,8 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
             say(f"{run.label}: {note}")
     strips = [strip for run in runs if (strip := load_strip(run))]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(args.out, page(runs, strips, args.paper))
+    text = page(runs, strips, args.paper)
+    files.write_text(args.out, text.encode(errors="replace").decode())  # names of no UTF-8
     console = pages()
     console.print(summary(runs))
     for sentence in headline(runs):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from yopo import files
+from yopo import files, seals
 from yopo.cli.common import check_drawing, nothing_else, pages, pick_device, say
 from yopo.cli.evaluating import choose_threat, run_eval
 from yopo.cli.training import train_one
@@ -122,8 +122,7 @@ def _untime(path: Path) -> None:
 
     mark, file = path / "untimed", path / "result.json"
     if mark.exists() and file.exists():
-        result = read_result(file) | {"timed": False}
-        files.write_text(file, json.dumps(result, indent=1) + "\n")
+        seals.write_json(file, read_result(file) | {"timed": False})
         mark.unlink()
 
 

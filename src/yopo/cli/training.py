@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import pick_device, rank, read_yaml
+from yopo import checkpoint
+from yopo.cli.common import Terminal, pick_device, rank, read_yaml
+from yopo.cli.log import steady
 from yopo.cli.screen import Screen
 from yopo.config import (
     Config,
@@ -100,6 +103,7 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
+@steady()
 def run_train(args: argparse.Namespace, rest: list[str]) -> None:
     """Train one network."""
     if args.settings:
@@ -118,15 +122,14 @@ def run_train(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError("expected a folder for the run: --out DIR")
     result = train_one(config, args.out, args, title=config.method.name)
     if result:
-        Console(highlight=False).print(result_table({config.method.name: result}))
+        Terminal().print(result_table({config.method.name: result}))
         print(f"run: {args.out}")
         _check_written(args.out)
 
 
+@steady()
 def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
     """Train with several methods; the same network, data, seed and clock for each."""
-    from yopo.report.reading import read_result
-
     if args.out is None:
         raise ValueError("expected a folder for the runs: --out DIR")
     given = nested(_flags(rest)).get("method", {})
@@ -149,15 +152,25 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
     results: dict[str, dict[str, Any]] = {}
     for spec, config in configs.items():
         out = args.out / spec
-        done = out / "result.json"
-        if args.resume and done.exists():
-            results[spec] = read_result(done)
-        else:
-            results[spec] = train_one(config, out, args, title=spec)
+        done = _result(out) if args.resume else None
+        results[spec] = done or train_one(config, out, args, title=spec)
     if all(results.values()):
-        Console(highlight=False).print(result_table(results))
+        Terminal().print(result_table(results))
         print(f"runs: {args.out}")
         _check_written(*(args.out / spec for spec in results))
+
+
+def _result(out: Path) -> dict[str, Any] | None:
+    """What a finished run showed; one whose result is damaged finishes again."""
+    from yopo.report.reading import read_result
+
+    try:
+        return read_result(out / "result.json")
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        print(f"{error}; the run finishes again")
+        return None
 
 
 def _affordable(config: Config, spec: str, most: float, rest: list[str]) -> int:
@@ -204,6 +217,27 @@ def _epochs(value: Any) -> int | None:  # noqa: ANN401
     return int(number) if number >= 1 and number.is_integer() else None
 
 
+@contextmanager
+def _lost_others_are_named() -> Iterator[None]:
+    """Say in a sentence what torch says in pages, when another process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        import torch.distributed as dist
+
+        inside = Path(dist.__file__).parent
+        frames = traceback.extract_tb(error.__traceback__)
+        if not any(Path(frame.filename).is_relative_to(inside) for frame in frames):
+            raise
+        raise RuntimeError(
+            f"process {rank()} cannot reach another one, which may have been killed "
+            f"({str(error).partition(chr(10))[0]}). What was saved is kept; to go on, with as many "
+            f"processes as you like: {_same_command()}"
+        ) from None
+
+
+@steady()
+@_lost_others_are_named()
 def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -> dict[str, Any]:
     """Run one training in one folder; stop cleanly on signals."""
     from yopo.build import out_of_reach
@@ -241,7 +275,7 @@ def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -
 
 def _check_free(out: Path, resume: bool) -> None:
     """Refuse a folder that holds a run which is not to be gone on with."""
-    saved = any((out / "state").glob("save-*"))
+    saved = checkpoint.saved(out / "state")
     if saved and not resume:
         raise ValueError(f"{out} holds a run; add --resume to go on, or give another --out")
     if (out / "result.json").exists() and not saved:
@@ -286,7 +320,7 @@ def _same_command() -> str:
 
 @contextmanager
 def _stop_on_signals(trainer: Any) -> Iterator[None]:  # noqa: ANN401
-    """The first Ctrl-C or SIGTERM finishes the step and saves; a later Ctrl-C ends at once.
+    """The first Ctrl-C, SIGTERM or SIGHUP finishes the step and saves; a later Ctrl-C ends at once.
 
     torchrun passes a signal on that its processes may have had already, so what comes again within
     a second is the same one.
@@ -301,7 +335,10 @@ def _stop_on_signals(trainer: Any) -> Iterator[None]:  # noqa: ANN401
             raise KeyboardInterrupt
         trainer.stop = True
 
-    before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    asking = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        asking.append(signal.SIGHUP)  # the terminal was closed; under nohup that means nothing
+    before = {s: signal.signal(s, ask) for s in asking}
     try:
         yield
     finally:

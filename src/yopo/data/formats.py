@@ -12,17 +12,20 @@ import warnings
 import zipfile
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from yopo.files import check_unpacked, open_plain, read_bytes
 
+if TYPE_CHECKING:
+    from PIL.ImageFile import ImageFile
+
 Bytes = NDArray[np.uint8]
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # EPS would start Ghostscript
-PIXELS = 1 << 25  # of a picture, 33 million
+PIXELS = 25_000_000  # of a picture; up to 14 bytes each while it is read
 OF_A_FILE = 64 << 20  # bytes; MNIST's largest has 47 million, CIFAR-10's 31
 
 
@@ -166,7 +169,7 @@ def decode(stream: BinaryIO, size: int | None = None, mode: str = "RGB") -> Byte
         from PIL import Image
     except ImportError as error:
         raise ImportError("reading pictures needs pillow; run `pip install pillow`") from error
-    with warnings.catch_warnings(action="ignore"), Image.open(stream, formats=FORMATS) as opened:
+    with warnings.catch_warnings(action="ignore"), _opened(stream) as opened:
         width, height = opened.size
         if not 0 < width * height <= PIXELS:
             raise ValueError(f"it has {width}x{height} pixels, expected 1 to {PIXELS:,}")
@@ -190,6 +193,15 @@ def decode(stream: BinaryIO, size: int | None = None, mode: str = "RGB") -> Byte
         left, top = (width - size) // 2, (height - size) // 2
         image = image.crop((left, top, left + size, top + size))
     return np.asarray(image)
+
+
+def _opened(stream: BinaryIO) -> "ImageFile":
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(stream, formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError(f"it is none of {', '.join(FORMATS)}, or damaged") from None
 
 
 def said(error: Exception) -> str:

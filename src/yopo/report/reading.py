@@ -85,7 +85,7 @@ class _Result(BaseModel):
     def _clean_and_attacked(self) -> Self:
         if "clean" not in self.last or len(self.last) < 2:
             raise ValueError("expected clean and another")
-        if self.best and {*self.best} != {*self.last}:
+        if "best" in self.model_fields_set and {*self.best} != {*self.last}:
             raise ValueError("expected the same in best as in last")
         return self
 
@@ -186,19 +186,18 @@ def read_bench(path: Path) -> dict[str, Any]:
     return _tree(path, _Bench, ["batch", "device", "model", "rows"])
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl; none, if there is no such file."""
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """metrics.jsonl, and whether its last line is cut off; none, if there is no such file."""
     if not path.exists():
-        return []
-    lines, _ = seals.read_lines(path)  # a run that is writing, or was killed, leaves half a line
+        return [], False
+    lines, torn = seals.read_lines(path)
     if len(lines) > EPOCHS:
         raise ValueError(f"expected at most {EPOCHS:,} epochs in {path}, got {len(lines):,}")
     for number, line in enumerate(lines, 1):
         if not isinstance(line, dict):
-            got = repr(line)[:40]
-            raise ValueError(f"expected an epoch in line {number} of {path}, got {got}")
+            raise ValueError(f"expected an epoch in line {number} of {path}, got {str(line)[:40]}")
         _checked(path, line, _Line)
-    return lines
+    return lines, torn is not None
 
 
 def _tree(path: Path, kind: type[BaseModel], needed: list[str]) -> dict[str, Any]:

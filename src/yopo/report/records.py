@@ -37,6 +37,7 @@ class Run:
     lines: list[dict[str, Any]]  # of metrics.jsonl
     result: dict[str, Any] | None
     evaluations: dict[str, dict[str, Any]]  # by file name
+    torn: bool = False  # the last line of metrics.jsonl is cut off
 
     @property
     def method(self) -> str:
@@ -157,6 +158,8 @@ class Run:
     def notes(self) -> list[str]:
         """What a reader must know before believing the curves."""
         notes = []
+        if self.torn:
+            notes.append("The last line of metrics.jsonl is cut off and was left out.")
         if not self.lines:
             notes.append("No epoch is finished yet.")
         elif self.result is None:
@@ -241,11 +244,13 @@ def _read(folder: Path, name: str) -> Run:
         raise ValueError(f"expected a run folder with config.yaml, got {folder}; {fix}")
     evaluations = (folder / file for file in EVALUATIONS if (folder / file).exists())
     result = folder / "result.json"
+    lines, torn = read_lines(folder / "metrics.jsonl")
     return Run(
         name,
         folder,
         read_config(folder / "config.yaml"),
-        read_lines(folder / "metrics.jsonl"),
+        lines,
         read_result(result) if result.exists() else None,
         {path.name: read_evaluation(path) for path in evaluations},
+        torn,
     )
