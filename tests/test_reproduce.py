@@ -13,7 +13,7 @@ import yaml
 
 from tests.reports import evaluation, write_run
 from tools.keep_runs import MACHINE, keep
-from yopo import cli, reproduction
+from yopo import cli, reproduction, seals
 from yopo.cli.training import train_one
 from yopo.config import overlay
 from yopo.paper import paper_table
@@ -90,12 +90,12 @@ def test_a_row_end_to_end_and_not_again(
     assert "not run" in shown  # the other rows
     assert "Not the table's setting" in shown
     # The best weights' figures, by a user's own `yopo eval`, do not count as the table's.
-    other = json.loads((folders[0] / "eval.json").read_text())
+    other = seals.read_json(folders[0] / "eval.json")
     other["about"] |= {"weights": "model.safetensors", "weights_sha256": "ab" * 32}
-    (folders[0] / "eval.json").write_text(json.dumps(other))
-    result = json.loads((folders[0] / "result.json").read_text())
+    seals.write_json(folders[0] / "eval.json", other)
+    result = seals.read_json(folders[0] / "result.json")
     result["weights_sha256"]["best"] = "ab" * 32
-    (folders[0] / "result.json").write_text(json.dumps(result))
+    seals.write_json(folders[0] / "result.json", result)
     assert yopo(monkeypatch, *words, *more) == 0
     again = json.loads((folders[0] / "eval.json").read_text())
     assert again["about"]["weights"] == "model-last.safetensors"
