@@ -80,7 +80,7 @@ def check_yaml(text: str, tree: object, where: Path | str) -> None:
     first = text.partition("\n")[0].rstrip()
     if first.startswith(HEAD) and first.removeprefix(HEAD) != digest(tree):
         raise ValueError(
-            f"{where} was damaged or edited: its checksum does not fit. `yopo train --resume` makes "
+            f"{where} was damaged or edited: its checksum does not fit. `train --resume` makes "
             "it anew; if you changed it yourself, take its first line away"
         )
 
