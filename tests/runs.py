@@ -1,6 +1,8 @@
 """A tiny run for the tests of the training loop, startable in a process of its own."""
 
 import itertools
+import multiprocessing
+import multiprocessing.context
 import os
 import random
 import socket
@@ -118,6 +120,13 @@ def free_port() -> int:
 
 
 _asked = itertools.count()
+
+
+def forkserver() -> multiprocessing.context.ForkServerContext:
+    """Processes of their own that have torch, and what the tests need, from the start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.test_ddp", "tests.test_exchange"])
+    return context
 
 
 def dawdle(low: float, high: float, rng: random.Random) -> None:

@@ -1,7 +1,6 @@
 """Two processes (gloo) against one on the combined batch."""
 
 import copy
-import multiprocessing
 import os
 import warnings
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 import yopo
 import yopo.train
 from tests.conftest import GPU, assert_same
-from tests.runs import BASE, PATIENCE, Silent, free_port, tiny_data, tiny_trainer
+from tests.runs import BASE, PATIENCE, Silent, forkserver, free_port, tiny_data, tiny_trainer
 from yopo import checkpoint, distributed, measure, seals
 from yopo.config import Tree, overlay, validate
 from yopo.evaluation import suite
@@ -87,8 +86,7 @@ def train_steps(out: str, over: Tree, rank: int, world: int, port: int) -> None:
 def run(
     tmp_path: Path, over: Tree, world: int, target: Any = train_steps
 ) -> list[dict[str, Tensor]]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.runs"])
+    context = forkserver()
     port, outs = free_port(), [tmp_path / f"{world}-{rank}" for rank in range(world)]
     processes = [
         context.Process(target=target, args=(str(out), over, rank, world, port))

@@ -461,7 +461,7 @@ def test_compiled_the_same_images_fall(batch: Batch) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own making, when it compiles
 def test_two_graphs_serve_every_batch() -> None:
-    model = yopo.models.SmallCNN().double().eval().requires_grad_(False)
+    model = yopo.models.SmallCNN(width=4, hidden=8).double().eval().requires_grad_(False)
     net = Network(model, "float32", torch.device("cpu"), compile=True)
     torch._dynamo.reset()
     graphs = torch._dynamo.utils.counters["stats"]

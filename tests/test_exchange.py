@@ -1,6 +1,5 @@
 """`yopo.exchange_gradients` in two processes (gloo) against plain PyTorch in one."""
 
-import multiprocessing
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,7 +19,7 @@ from torch.optim import SGD
 
 import yopo
 from tests.conftest import Batch, convnet
-from tests.runs import PATIENCE, free_port
+from tests.runs import PATIENCE, forkserver, free_port
 from yopo import exchange
 
 # Brightness of the batch -> layers that it runs through; the fourth layer is never used.
@@ -311,7 +310,7 @@ def work(rank: int, port: int, out: str) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     out, port = tmp_path_factory.mktemp("exchange"), free_port()
-    context = multiprocessing.get_context("spawn")
+    context = forkserver()
     pair = [context.Process(target=work, args=(rank, port, str(out))) for rank in (0, 1)]
     for process in pair:
         process.start()

@@ -1,7 +1,6 @@
 """The loop: exact resume, guard, clock, what is kept."""
 
 import json
-import multiprocessing
 import random
 import resource
 import types
@@ -21,6 +20,7 @@ from tests.conftest import assert_same
 from tests.runs import (
     Silent,
     dawdle,
+    forkserver,
     run_until_killed,
     tiny_config,
     tiny_data,
@@ -113,8 +113,7 @@ def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
     Each life is given a few steps, so that no machine is fast enough to end before.
     """
     over: Tree = {"epochs": 12}
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.runs"])
+    context = forkserver()
     whole = context.Process(target=run_until_killed, args=(str(tmp_path / "whole"), over))
     whole.start()
     rng, half_written = random.Random(0), 0
@@ -604,9 +603,7 @@ def add_beyond_the_limit(folder: str) -> None:
 
 
 def test_no_half_line_is_left_by_a_disk_that_was_full(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("forkserver").Process(
-        target=add_beyond_the_limit, args=(str(tmp_path),)
-    )
+    process = forkserver().Process(target=add_beyond_the_limit, args=(str(tmp_path),))
     process.start()
     process.join()
     assert process.exitcode == 0

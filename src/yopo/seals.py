@@ -80,8 +80,8 @@ def check_yaml(text: str, tree: object, where: Path | str) -> None:
     first = text.partition("\n")[0].rstrip()
     if first.startswith(HEAD) and first.removeprefix(HEAD) != digest(tree):
         raise ValueError(
-            f"{where} was damaged or edited: its checksum does not fit. If you changed it "
-            "yourself, take its first line away"
+            f"{where} was damaged or edited: its checksum does not fit. `train --resume` makes "
+            "it anew; if you changed it yourself, take its first line away"
         )
 
 
@@ -109,7 +109,7 @@ def opened(value: Any, where: Path | str, key: str = KEY) -> Any:  # noqa: ANN40
     rest = {k: v for k, v in value.items() if k != key}
     if value[key] != digest(rest)[: 8 if key == SHORT else 64]:
         raise ValueError(
-            f"{where} was damaged or edited: its checksum does not fit. If you changed it "
-            f"yourself, take its {key!r} away"
+            f"{where} was damaged or edited: its checksum does not fit. Make it anew; if you "
+            f"changed it yourself, take its {key!r} away"
         )
     return rest
