@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -418,6 +419,20 @@ def test_a_file_of_holes_is_refused(tmp_path: Path) -> None:
         out.write(safetensors(words))
         out.truncate(8 + len(words) + size)
     refused(lambda: checkpoint.load_weights(file), "net.safetensors", "would unpack to")
+
+
+@pytest.mark.usefixtures("float32")
+def test_a_tensors_name_does_not_fill_the_screen(tmp_path: Path) -> None:
+    from tests.runs import tiny_config, tiny_data
+    from yopo.build import build_model
+    from yopo.cli.saved import Saved, load_model
+
+    file, config, data = tmp_path / "net.safetensors", tiny_config(), tiny_data()
+    state = dict(build_model(config.model, data.x_train, 4).state_dict())
+    checkpoint.save_weights(file, state | {"9" * 5000: torch.zeros(1)}, {})
+    with pytest.raises(ValueError, match="another architecture .*999") as caught:
+        load_model(Saved(config, file, trusted=True), data)
+    assert len(str(caught.value)) < 600
 
 
 # ---------------------------------------------------------------- what we wrote

@@ -79,7 +79,7 @@ def refuse_another(where: Path, there: Tree, mine: Tree) -> None:
     had, have = flat(there), flat(mine)
     if other := [key for key in {**have, **had} if had.get(key) != have.get(key)]:
         raise ValueError(
-            f"{where} holds a run of another configuration ({', '.join(other)}); give "
+            f"{where} holds a run of another configuration ({_short(', '.join(other))}); give "
             "another --out, or the settings in its config.yaml"
         )
 

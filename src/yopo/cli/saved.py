@@ -113,7 +113,7 @@ def load_model(saved: Saved, data: Arrays) -> nn.Module:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError(
             f"{weights.name} is of another architecture than {config.model.name} with "
-            f"{classes} classes: {'; '.join(wrong[:3])}{more}"
+            f"{classes} classes: {'; '.join(w[:100] for w in wrong[:3])}{more}"
         )
     model.load_state_dict(state)
     if config.model.channels_last:
