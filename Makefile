@@ -11,8 +11,8 @@ demo: .venv/demo.stamp  ## train natural, PGD and YOPO on embedded digits, attac
 	$(BIN)/yopo eval $(DEMO) --attacks pgd-40,cw --samples 400 --save-examples
 	$(BIN)/yopo report $(DEMO) --out runs/demo/report.html
 
-test: .venv/dev.stamp  ## the whole test suite
-	$(BIN)/python -m pytest
+test: .venv/dev.stamp  ## the whole test suite, in two processes of one thread each
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: .venv/dev.stamp  ## lint, format, strict types
 	$(BIN)/ruff check .

@@ -39,10 +39,11 @@ def main() -> None:
     parser.add_argument("--root", type=Path)
     args = parser.parse_args()
 
-    config, file = find(args.weights, None)
+    saved = find(args.weights, argparse.Namespace(weights=None, trust=False, model_name=None))
+    config, file = saved.config, saved.weights
     data = load(config.data.name, root=args.root)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_model(config, file, data).eval().to(device)
+    model = load_model(saved, data).eval().to(device)
     x = data.x_test[: args.images].to(device) / 255
     y = data.y_test[: args.images].to(device)
     split, eps = Split(model), config.threat.eps

@@ -1,16 +1,29 @@
 """Networks and batches that the tests share."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # a core each; torch reads it when it is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import hypothesis.core
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
 
-settings.register_profile("repeatable", derandomize=True, deadline=None)
-settings.load_profile("repeatable")
+from tests import SEED
+
+# A busy machine is no failure.
+PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", derandomize=True, **PATIENT)
+settings.register_profile("seeded", database=None, **PATIENT)
+settings.load_profile("seeded" if SEED else "repeatable")
+if SEED:
+    setattr(hypothesis.core, "global_force_seed", SEED)  # noqa: B010  (as --hypothesis-seed does)
 
 Batch = tuple[Tensor, Tensor]
 GPU = [
@@ -31,7 +44,7 @@ def _float64_and_seed() -> Iterator[None]:
     """The maths is tested in float64, from a fixed seed."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     yield
     torch.set_default_dtype(before)
 

@@ -1,7 +1,13 @@
 """A tiny run for the tests of the training loop, startable in a process of its own."""
 
+import itertools
+import multiprocessing
+import multiprocessing.context
+import os
 import random
+import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import yopo.train
+from tests import SEED
+from yopo import checkpoint
 from yopo.config import Config, Tree, overlay, validate
 from yopo.data.sources import Arrays
 
@@ -24,6 +32,7 @@ BASE: Tree = {
     "epochs": 3,
     "batch": 20,
     "ema": 0.9,
+    "seed": SEED,
 }
 
 
@@ -33,7 +42,7 @@ def tiny_config(over: Tree | None = None) -> Config:
 
 def tiny_data(train: int = 120) -> Arrays:
     """Four noisy patterns, 16x16."""
-    g = torch.Generator().manual_seed(0)
+    g = torch.Generator().manual_seed(SEED)
     patterns = torch.randint(0, 200, (4, 1, 16, 16), generator=g)
 
     def draw(count: int) -> tuple[Tensor, Tensor]:
@@ -69,13 +78,55 @@ def tiny_trainer(
     return yopo.train.Trainer(config, tiny_data(train), out, watcher, torch.device("cpu"))
 
 
-def run_until_killed(out: str, over: Tree) -> None:
-    """Resume and run on; a checkpoint at every step, so that kills hit the writing too."""
+def run_until_killed(out: str, over: Tree, steps: int = 0, flushes: int = 0) -> None:
+    """Resume and run on, a checkpoint at every step; or wait to be killed.
+
+    After so many steps, or in the writing of checkpoints after so many of its flushes: then the
+    file `held` says so.
+    """
     torch.set_num_threads(1)
     yopo.train.CHECK_EVERY = 1
-    trainer = tiny_trainer(Path(out), over)
+    watcher = Silent()
+
+    def counted(work: Any, most: int) -> Any:
+        calls = itertools.count(1)
+
+        def call(*args: Any) -> None:
+            work(*args)
+            if next(calls) == most:
+                (Path(out) / "held").touch()
+                time.sleep(PATIENCE)
+
+        return call
+
+    watcher.step = counted(watcher.step, steps)  # type: ignore[method-assign]
+    checkpoint.flush = counted(checkpoint.flush, flushes)  # type: ignore[attr-defined]
+    trainer = tiny_trainer(Path(out), over, watcher)
     trainer.resume()
     trainer.run()
+
+
+PATIENCE = 600  # seconds after which a process hangs; a busy machine may need many
+
+
+def free_port() -> int:
+    """A port of this process's own: below those that the system gives to connections."""
+    for _ in range(1000):
+        port = 10_000 + (os.getpid() * 31 + next(_asked)) % 20_000
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+_asked = itertools.count()
+
+
+def forkserver() -> multiprocessing.context.ForkServerContext:
+    """Processes of their own that have torch, and what the tests need, from the start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.test_ddp", "tests.test_exchange"])
+    return context
 
 
 def dawdle(low: float, high: float, rng: random.Random) -> None:

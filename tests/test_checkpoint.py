@@ -1,7 +1,6 @@
 """Whole or not at all, checked, never pickled."""
 
 import errno
-import multiprocessing
 import os
 import pickle
 import resource
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.runs import forkserver
 from yopo import checkpoint
 from yopo.checkpoint import Saved
 
@@ -105,7 +105,7 @@ def save_beyond_the_limit(folder: str) -> None:
 
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    context = multiprocessing.get_context("forkserver")
+    context = forkserver()
     process = context.Process(target=save_beyond_the_limit, args=(str(tmp_path),))
     process.start()
     process.join()

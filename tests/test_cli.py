@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.conftest import assert_same
-from tests.runs import tiny_data
+from tests.runs import PATIENCE, tiny_data
 from yopo import checkpoint, cli, files
 from yopo.cli import screen, training
 from yopo.train import Trainer
@@ -468,7 +468,7 @@ def start(
 
 
 def wait_for_epoch(out: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     metrics = out / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text()) and process.poll() is None:
         assert time.monotonic() < deadline
@@ -500,7 +500,7 @@ def test_a_signal_saves_and_says_how_to_go_on(
     process = start(out, npz, "--epochs", "5000")
     wait_for_epoch(out, process)
     process.send_signal(number)
-    shown, _ = process.communicate(timeout=60)
+    shown, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     typed = [str(word) for word in process.args[2:]]  # type: ignore[index]
     assert f"To go on: {shlex.join(typed)} --resume" in shown
@@ -528,7 +528,7 @@ def test_torchrun_trains_and_a_killed_rank_ends_the_job_which_resumes(
     tmp_path: Path, npz: Path
 ) -> None:
     out = tmp_path / "two"
-    process = start(out, npz, "--epochs", "200", launcher=TWO)
+    process = start(out, npz, "--epochs", "5000", launcher=TWO)
     wait_for_epoch(out, process)
     listed = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
@@ -536,20 +536,20 @@ def test_torchrun_trains_and_a_killed_rank_ends_the_job_which_resumes(
     ranks = [int(pid) for pid in listed.stdout.split()]
     assert len(ranks) >= 2
     os.kill(ranks[-1], signal.SIGKILL)
-    process.communicate(timeout=90)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode != 0
     done = len((out / "metrics.jsonl").read_text().splitlines())
     # one process goes on from the last checkpoint of two
     config = yaml.safe_load((out / "config.yaml").read_text())
-    assert config["epochs"] == 200
-    single = start(out, npz, "--epochs", "200", "--resume")
-    deadline = time.monotonic() + 60
+    assert config["epochs"] == 5000
+    single = start(out, npz, "--epochs", "5000", "--resume")
+    deadline = time.monotonic() + PATIENCE
     while len((out / "metrics.jsonl").read_text().splitlines()) < done + 2:
         assert time.monotonic() < deadline
         assert single.poll() is None
         time.sleep(0.1)
     single.send_signal(signal.SIGTERM)
-    shown, _ = single.communicate(timeout=60)
+    shown, _ = single.communicate(timeout=PATIENCE)
     assert "going on from epoch" in shown
     lines = (out / "metrics.jsonl").read_text().splitlines()
     epochs = [json.loads(line)["epoch"] for line in lines]

@@ -17,6 +17,7 @@ import yaml
 from rich.console import Console
 
 from tests.robust import EPS, trained
+from tests.runs import PATIENCE
 from tests.test_cli import TINY, npz, yopo
 from yopo import checkpoint, files
 from yopo.cli import training
@@ -182,9 +183,8 @@ def test_a_page_does_without_damaged_pictures(
     assert yopo(monkeypatch, "eval", out, *words) == 0
     (out / "eval-examples.safetensors").write_bytes(b"half")
     assert yopo(monkeypatch, "report", out, "--out", page) == 0
-    assert (
-        "run (YOPO-2-2): no pictures, because eval-examples.safetensors" in capsys.readouterr().out
-    )
+    why = f"no pictures, because {out / 'eval-examples.safetensors'}"
+    assert f"run (YOPO-2-2): {why}" in capsys.readouterr().out
     assert page.exists()
 
 
@@ -197,7 +197,9 @@ def test_another_radius_or_other_weights_replace_nothing(
     settings = {"config": (run / "config.yaml").read_text()}
     checkpoint.save_weights(run / "model-last.safetensors", dict(last.state_dict()), settings)
     digests = {"best": weights_digest(best), "last": weights_digest(last)}
-    (run / "result.json").write_text(json.dumps({"weights_sha256": digests}))
+    measured: dict[str, object] = {"last": {"clean": 0.9, "pgd-2": 0.5}, "weights_sha256": digests}
+    measured |= {"best_epoch": 1, "test_images": 20, "train_seconds": 1.0, "propagations": 1.0}
+    (run / "result.json").write_text(json.dumps(measured))
     kept = {*run.glob("eval*.json")}
     for more in ([], ["--eps", "0.05"], ["--weights", "last"], ["--step", "0.01"], ["--seed", "1"]):
         assert yopo(monkeypatch, "eval", run, *words, *more) == 0
@@ -321,12 +323,12 @@ def test_an_interrupted_eval_goes_on_with_the_same_command(
         text=True,
         env=environment,
     )
-    state, deadline = run / "eval-state", time.monotonic() + 60
+    state, deadline = run / "eval-state", time.monotonic() + PATIENCE
     while len(list(state.rglob("*.safetensors"))) < 5 and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)
-    shown, _ = process.communicate(timeout=60)
+    shown, _ = process.communicate(timeout=PATIENCE)
     assert not (run / "eval.json").exists()
     if number != signal.SIGKILL:
         assert process.returncode == 130

@@ -62,7 +62,10 @@ def read(out: Path, name: str) -> Any:
         state = checkpoint.load_weights(out / name)
         return checkpoint.load_metadata(out / name) | {k: v.tolist() for k, v in state.items()}
     if name == "metrics.jsonl":
-        return dict(enumerate(seals.read_lines(out / name)[0]))
+        lines, torn = seals.read_lines(out / name)
+        if torn:  # told to whoever reads it
+            raise ValueError(torn)
+        return dict(enumerate(lines))
     return seals.read_yaml(out / name) if name == "config.yaml" else seals.read_json(out / name)
 
 

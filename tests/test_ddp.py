@@ -1,6 +1,5 @@
 """DistributedDataParallel in two processes (gloo) against one process on the combined batch."""
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import yopo
 from tests.conftest import Batch, bn_convnet, convnet
-from tests.test_distributed import free_port
+from tests.runs import PATIENCE, forkserver, free_port
 
 THREAT = yopo.Linf(0.1)
 METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
@@ -125,12 +124,12 @@ def work(rank: int, port: int, out: str) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two processes found."""
     out, port = tmp_path_factory.mktemp("ddp"), free_port()
-    context = multiprocessing.get_context("spawn")
+    context = forkserver()
     pair = [context.Process(target=work, args=(rank, port, str(out))) for rank in (0, 1)]
     for process in pair:
         process.start()
     for process in pair:
-        process.join(300)
+        process.join(PATIENCE)
         assert process.exitcode == 0
     return [torch.load(Path(out) / f"{rank}.pt") for rank in (0, 1)]
 

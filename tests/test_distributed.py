@@ -1,9 +1,7 @@
 """Two processes (gloo) against one on the combined batch."""
 
 import copy
-import multiprocessing
 import os
-import socket
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from torch import Tensor
 import yopo
 import yopo.train
 from tests.conftest import GPU, assert_same
-from tests.runs import BASE, Silent, tiny_data, tiny_trainer
+from tests.runs import BASE, PATIENCE, Silent, forkserver, free_port, tiny_data, tiny_trainer
 from yopo import checkpoint, distributed, measure, seals
 from yopo.config import Tree, overlay, validate
 from yopo.evaluation import suite
@@ -39,13 +37,6 @@ BATCHNORM: Tree = {
     "model": {"name": "preactresnet18", "options": {"width": 4, "blocks": [1, 1]}},
 }
 STEPS = 4
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def train_steps(out: str, over: Tree, rank: int, world: int, port: int) -> None:
@@ -95,8 +86,7 @@ def train_steps(out: str, over: Tree, rank: int, world: int, port: int) -> None:
 def run(
     tmp_path: Path, over: Tree, world: int, target: Any = train_steps
 ) -> list[dict[str, Tensor]]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.runs"])
+    context = forkserver()
     port, outs = free_port(), [tmp_path / f"{world}-{rank}" for rank in range(world)]
     processes = [
         context.Process(target=target, args=(str(out), over, rank, world, port))
@@ -105,7 +95,7 @@ def run(
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE)
         assert process.exitcode == 0
     return [checkpoint.load_weights(out) for out in outs]
 

@@ -255,7 +255,7 @@ def test_preparing_trains_nothing(batch: Batch) -> None:
 
 def test_what_cannot_be_compiled_runs_plainly_and_says_so(batch: Batch) -> None:
     said: list[str] = []
-    net = preactresnet18(4, width=4, blocks=(1, 1))
+    net = preactresnet18(4, width=4, blocks=(1,))
     method = YOPO(net, THREAT, m=2, n=2, first_layer="layer1")
     twin = copy.deepcopy(net)
     engine = Engine(method, sgd(net), say=said.append)

@@ -1,6 +1,5 @@
 """`yopo.exchange_gradients` in two processes (gloo) against plain PyTorch in one."""
 
-import multiprocessing
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,7 +19,7 @@ from torch.optim import SGD
 
 import yopo
 from tests.conftest import Batch, convnet
-from tests.test_distributed import free_port
+from tests.runs import PATIENCE, forkserver, free_port
 from yopo import exchange
 
 # Brightness of the batch -> layers that it runs through; the fourth layer is never used.
@@ -290,7 +289,7 @@ def work(rank: int, port: int, out: str) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     address = f"tcp://127.0.0.1:{port}"
-    wait = timedelta(seconds=60)  # what cannot be exchanged would wait for ever
+    wait = timedelta(seconds=PATIENCE / 2)  # what cannot be exchanged would wait for ever
     dist.init_process_group("gloo", address, rank=rank, world_size=2, timeout=wait)
     found: dict[str, Any] = {kind: train(kind, rank) for kind in WIDTHS}
     for each in AGAINST_ONE:
@@ -311,12 +310,12 @@ def work(rank: int, port: int, out: str) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     out, port = tmp_path_factory.mktemp("exchange"), free_port()
-    context = multiprocessing.get_context("spawn")
+    context = forkserver()
     pair = [context.Process(target=work, args=(rank, port, str(out))) for rank in (0, 1)]
     for process in pair:
         process.start()
     for process in pair:
-        process.join(300)
+        process.join(PATIENCE)
         assert process.exitcode == 0
     return [torch.load(Path(out) / f"{rank}.pt") for rank in (0, 1)]
 

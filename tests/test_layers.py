@@ -15,7 +15,7 @@ LAYERS = [
     {"yopo.reproduction"},
     {"yopo.recipes", "yopo.train"},
     {"yopo.measure", "yopo.run_folder"},
-    {"yopo.build", "yopo.schedule", "yopo.snapshot"},
+    {"yopo.build", "yopo.schedule", "yopo.snapshot", "yopo.strangers"},
     {"yopo.config", "yopo.sections", "yopo.distributed", "yopo.guard", "yopo.progress"},
     {"yopo"},
     {"yopo.engine", "yopo.evaluation"},

@@ -214,3 +214,25 @@ def test_one_weight_gradient_on_cifar10() -> None:
     assert words.replace(" and", " under PGD-20 and") in readme
     cost, behind = longer[2] / last[2], longer[0] - last[0]
     assert f"for {cost:.1f} times the cost, but then {behind:.1f} points less accurate" in page
+
+
+def test_one_weight_gradient_under_autoattack() -> None:
+    page = (ROOT / "docs/reproduction.md").read_text()
+    found = []
+    for name in ("m-58", "last-70-1.0", "last-70-1.25"):
+        (run,) = read_runs([ROOT / f"records/cifar10-fast-h200/{name}"])
+        told = run.evaluations["eval.json"]
+        one, epochs = run.config["method"]["grad_at"] == "last", run.config["epochs"]
+        clean, pgd = (100 * told["attacks"][k]["accuracy"] for k in ("clean", "pgd-20"))
+        worst, strong = 100 * told["worst"]["accuracy"], list(told["attacks"])[2:]
+        assert run.result
+        cells = ["one" if one else "m", epochs, run.config["train_eps"]]
+        cells += [f"{run.result['propagations']:.1f}", f"{clean:.2f}", f"{pgd:.2f}"]
+        assert f"| {' | '.join(map(str, cells))} | {', '.join(strong)} | {worst:.2f} |" in page
+        found.append((clean, worst))
+    (clean_m, worst_m), (clean, worst), _ = found
+    assert f"{clean - clean_m:.1f} points more accurate on clean images" in page
+    assert f"{worst - worst_m:.1f} more robust (one seed each" in page
+    parts = told["attacks"]["autoattack"]["after"]
+    rest = 100 * (parts["apgd-t"] - parts["square"])
+    assert f"the other two took {rest:.2f} points more" in page

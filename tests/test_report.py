@@ -20,6 +20,7 @@ from tests.reports import Page, write_run
 from tests.robust import trained
 from tests.test_cli import yopo
 from tests.test_cli_eval import run
+from yopo import checkpoint
 from yopo.cli.reporting import summary
 from yopo.evaluation.card import duration
 from yopo.paper import paper_table
@@ -81,7 +82,7 @@ def test_tables_and_cards_hold_every_number_of_the_records(three: list[Path]) ->
 def test_curves_are_the_epochs_drawn_to_scale(three: list[Path]) -> None:
     """One linear map takes all points and all ticks of a chart to their places."""
     text = page(read_runs(three))
-    charts = re.findall(r"<svg viewBox.*?</svg>", text)
+    charts = re.findall(r"(?s)<svg viewBox.*?</svg>", text)
     assert len(charts) == 2
     for chart, axis in zip(charts, ("train_seconds", "propagations"), strict=True):
         tree = ElementTree.fromstring(chart)
@@ -232,7 +233,7 @@ def test_a_shared_gpu_takes_a_runs_times_and_not_its_accuracy(tmp_path: Path) ->
     found = Page(page(runs))
     assert [row[1].endswith("shared a GPU") for row in found.tables["runs"][1:]] == [0, 1, 0]
     assert "Runs that shared a GPU are not drawn against time." in found.text
-    time, passes = (curves.svg(runs, axis) for axis in curves.AXES)
+    time, passes = (json.dumps(curves.chart(runs, axis)) for axis in curves.AXES)
     assert "y1 (YOPO-2-2), epoch" not in time
     assert "y1 (YOPO-2-2), epoch" in passes
 
@@ -459,13 +460,12 @@ def test_seeds_of_one_setting_share_a_colour_and_a_button(tmp_path: Path) -> Non
     assert [b["data-run"] for b in buttons] == ["0", "1", "2"]
     for name in ("long (YOPO-2-2, 3 seeds)", "PGD-5", "YOPO-2-2 (2 seeds)"):
         assert f"</span>{name}</button>" in text
-    chart = ElementTree.fromstring(re.findall(r"<svg viewBox.*?</svg>", text)[0])
+    chart = ElementTree.fromstring(re.findall(r"(?s)<svg viewBox.*?</svg>", text)[0])
     assert [len(chart.findall(f"g[@data-run='{i}']")) for i in range(3)] == [6, 2, 4]
-    colours = {g.attrib["style"] for g in chart.findall("g[@data-run='0']")}
-    assert colours == {"--c: var(--c0)"}
-    assert [s["style"][-6:] for s in found.all("span", **{"class": "swatch"})[3:]] == [
-        f"(--c{i})" for i in (0, 0, 1, 0, 2, 2)
-    ]
+    colours = {g.attrib["class"].split()[2] for g in chart.findall("g[@data-run='0']")}
+    assert colours == {"c0"}
+    swatches = [s["class"] for s in found.all("span")]
+    assert swatches[3:] == [f"swatch c{i}" for i in (0, 0, 1, 0, 2, 2)]
     curves.save_figures(runs, tmp_path / "f")
     drawn = (tmp_path / "f" / "accuracy-time.svg").read_text()
     words = re.findall(r"<!-- (.*?) -->", drawn)  # what matplotlib writes as outlines
@@ -641,13 +641,28 @@ def test_pictures_are_the_images_and_the_networks_own_answers(
         assert 0 < np.abs(moved).max() <= 0.2 * 255 + 0.51
         assert np.corrcoef(eta.ravel(), moved.ravel())[0, 1] > 0.999
         assert int(answer) == answers[i] != int(label)
-    # Without the weights, the pictures stay and the answers go.
+    # The weights and the data are not asked again.
     (run / "model.safetensors").unlink()
     assert yopo(monkeypatch, "report", run, "--out", out) == 0
+    assert Page(out.read_text()).text == found.text
+
+
+def test_pictures_of_an_earlier_version_are_shown_without_answers(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--attacks", "pgd-10", "--samples", "100", "--eps", "0.2", "--save-examples"]
+    assert yopo(monkeypatch, "eval", run, *words) == 0
+    file, out = run / "eval-examples.safetensors", tmp_path / "r.html"
+    tensors, facts = checkpoint.load_weights(file), checkpoint.load_metadata(file)
+    assert json.loads(facts.pop("names")) == list("0123456789")
+    clean, labels = tensors["pgd-10.clean_answers"], tensors["pgd-10.labels"]
+    assert torch.equal(clean, labels)  # what is attacked was right
+    old = {k: t for k, t in tensors.items() if k.split(".")[1] in ("images", "index", "labels")}
+    checkpoint.save_weights(file, old, facts)
+    assert yopo(monkeypatch, "report", run, "--out", out) == 0
     found = Page(out.read_text())
-    assert len(found.all("img")) == 24
-    assert found.text.count("misclassified") == 8
-    assert "weights could not be read here" in found.text
+    assert len(found.all("img")) == found.text.count("misclassified") == 8
+    assert "`yopo eval --save-examples` adds what is missing" in found.text
 
 
 # ---------------------------------------------------------------- like with like

@@ -4,17 +4,22 @@ The page lies in a frame of a phone's or a desk's width. A script put into it lo
 sends what it found to the page around it, which Chromium prints.
 """
 
+import base64
+import hashlib
 import html
 import json
 import re
 import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.hostile import HOSTILE, rename, shown, spoil, write_full_run
 from tests.reports import write_run
+from tests.runs import PATIENCE
 from yopo.report.page import page
 from yopo.report.records import read_runs
 
@@ -40,7 +45,7 @@ addEventListener("load", () => setTimeout(() => {
     .map((c) => c.dataset.run + c.dataset.measure).sort();
   const click = (query) => { document.querySelector(query).click(); return visible(); };
   const press = (svg, key) => svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
-  const found = { errors, blocked, width: innerWidth };
+  const found = { errors, blocked, width: innerWidth, title: document.title, ran: window.ran };
   found.scroll = document.documentElement.scrollWidth;
   found.requests = performance.getEntriesByType("resource").map((e) => e.name);
   found.charts = all(".chart svg").map((svg) => {
@@ -83,15 +88,24 @@ addEventListener("message", (e) => (document.getElementById("found").textContent
 </script><iframe src="report.html" style="width: {width}px; height: 900px; border: 0"></iframe>"""
 
 
+def allow(element: str) -> str:
+    """What lets the page's policy run our script too, and nothing else."""
+    script = element.removeprefix("<script>").removesuffix("</script>")
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
 def look(folder: Path, text: str, width: int) -> dict[str, Any]:
     """Open a page and return what the script in it found."""
+    text = text.replace("script-src ", f"script-src {allow(LISTEN)} {allow(LOOK)} ", 1)
     listening = re.sub(r"(?=<title>)", LISTEN.replace("\\", r"\\"), text, count=1)
     (folder / "report.html").write_text(listening.replace("</body>", f"{LOOK}</body>"))
     (folder / "around.html").write_text(AROUND.format(width=width))
     words = "--headless --no-sandbox --disable-gpu --virtual-time-budget=4000 --dump-dom".split()
     words += [f"--user-data-dir={folder / 'profile'}", "--window-size=1600,1000"]
     command = [CHROMIUM, *words, (folder / "around.html").as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    shown = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, check=True
+    ).stdout
     printed = re.search(r'<pre id="found">(.+?)</pre>', shown, re.DOTALL)
     assert printed, shown[:2000]
     found: dict[str, Any] = json.loads(html.unescape(printed[1]))
@@ -141,10 +155,38 @@ def test_page_works_alone(tmp_path: Path, text: str, width: int) -> None:
 
 
 def test_the_checks_can_fail(tmp_path: Path, text: str) -> None:
+    ours = "<script>no()</script>"
     bad = (
-        '<img src="http://127.0.0.1:9/x.png"><div style="width: 600px">-</div><script>no()</script>'
+        f'<img src="http://127.0.0.1:9/x.png"><svg width="600"></svg>{ours}'
+        '<p style="color: red">-</p><script>document.title = "ran"</script>'
     )
-    found = look(tmp_path, text.replace("</h1>", f"</h1>{bad}", 1), 390)
-    assert found["blocked"] == ["http://127.0.0.1:9/x.png"]
+    allowed = text.replace("script-src ", f"script-src {allow(ours)} ", 1)
+    found = look(tmp_path, allowed.replace("</h1>", f"</h1>{bad}", 1), 390)
+    assert sorted(found["blocked"]) == ["http://127.0.0.1:9/x.png", "inline", "inline"]
     assert any("no is not defined" in error for error in found["errors"])
     assert found["scroll"] > 390
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_hostile_words_run_nothing_and_fetch_nothing(tmp_path: Path, policy: bool) -> None:
+    """Every word that the report reads is hostile; the page is tame without its policy, too."""
+    folders = []
+    for i in range(3):
+        folder = write_full_run(tmp_path / f"run{i}")
+        assert spoil(folder, partial(_evil, i)) > 40
+        folders.append(rename(folder, HOSTILE[i]))
+    text = shown(*folders)
+    assert text is not None
+    if not policy:
+        text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+    assert ("Content-Security-Policy" in text) == policy
+    found = look(tmp_path, text, 1280)
+    assert found["errors"] == found["blocked"] == found["requests"] == []
+    assert found["title"] == "Adversarial training: 3 runs"
+    assert "ran" not in found
+    bad = look(tmp_path, text.replace("</h1>", f"</h1>{HOSTILE[0]}", 1), 1280)
+    assert bad["blocked"] if policy else bad["ran"] == 1
+
+
+def _evil(start: int, n: int) -> str:
+    return HOSTILE[(start + n) % len(HOSTILE)]

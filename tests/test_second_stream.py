@@ -112,14 +112,14 @@ def beside_plain(net: nn.Module, name: str, batches: list[Batch]) -> Engine:
     return engine
 
 
-def small_resnet() -> nn.Module:
-    net = preactresnet18(4, width=4, blocks=(1, 1))
+def small_resnet(*blocks: int) -> nn.Module:
+    net = preactresnet18(4, width=4, blocks=blocks)
     return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.mark.parametrize("name", ["free", "yopo after", "trades"])
 def test_a_late_stream_changes_nothing(name: str, late: Late, batch: Batch) -> None:
-    engine = beside_plain(small_resnet(), name, several(batch, 3))
+    engine = beside_plain(small_resnet(1), name, several(batch, 3))
     assert late.done > 0
     assert late.spoilt == 0
     # TRADES' two passes are summed by autograd, on the first stream: noticed.
@@ -131,7 +131,7 @@ def test_the_first_layers_gradient_does_not_forbid_it(
 ) -> None:
     """As compiled for a GPU, where the images' gradient is put together from slices."""
     monkeypatch.setattr(Stem, "forward", Stem._as_product)
-    net = small_resnet()
+    net = small_resnet(1, 1)  # with a shortcut's convolution
     engine = beside_plain(net, "yopo after", several(batch, 3))
     steps, m = 1 + 3, 3  # a rehearsal first
     convolutions = sum(type(layer) is nn.Conv2d for layer in net.modules())
@@ -165,7 +165,7 @@ def test_a_network_that_writes_into_its_activations(late: Late, batch: Batch) ->
 
 
 def test_a_pass_that_broke_off_costs_no_gradient(late: Late, batch: Batch) -> None:
-    net = small_resnet()
+    net = small_resnet(1)
     twin = copy.deepcopy(net)
     engine, *_ = with_engine(twin, METHODS["natural"], [batch], THREAT, overlap=True)
     assert isinstance(engine._fast.model, Compiled)

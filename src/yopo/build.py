@@ -99,7 +99,7 @@ def build_model(config: ModelConfig, x_train: Tensor, classes: int) -> nn.Module
             f"smallcnn is for square images, got {height}x{width}; "
             "give data.size for image folders, or another model"
         )
-    net = _network(config, classes, channels, width)
+    net = build_network(config, classes, channels, width)
     if not config.normalize:
         return net
     pixels = x_train[:: max(1, len(x_train) // 10000)].float() / 255
@@ -110,7 +110,8 @@ def build_model(config: ModelConfig, x_train: Tensor, classes: int) -> nn.Module
     return whole
 
 
-def _network(config: ModelConfig, classes: int, channels: int, side: int) -> nn.Module:
+def build_network(config: ModelConfig, classes: int, channels: int, side: int) -> nn.Module:
+    """The network itself, without normalisation."""
     if config.name in NETWORKS:
         options = {"channels": channels, **config.options}
         if config.name == "smallcnn":

@@ -1,6 +1,7 @@
 """A run's state on disk: written whole or not at all, checked when read, never pickled."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -9,16 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from yopo import seals
-from yopo.files import file_digest, flush, read_text, whole
+from yopo.files import (
+    check_unpacked,
+    file_digest,
+    flush,
+    open_plain,
+    parse_json,
+    read_json,
+    read_text,
+    whole,
+)
 
 Tensors = dict[str, Tensor]
 Values = dict[str, Any]
 ENTRY = "yopo"  # of a weights file's metadata
+HEADER = 4 << 20  # bytes of what a safetensors file says of its tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +110,7 @@ def load_newest(folder: Path, warn: Callable[[str], None]) -> Saved | None:
 def load(path: Path, *, whole: bool = True) -> Saved:
     """One checkpoint, if its checksums agree; not `whole`: those of what a run goes on from."""
     try:
-        seal = json.loads(read_text(path / "seal.json"))
+        seal = read_json(path / "seal.json")
         if not isinstance(seal, dict) or not seal:
             raise ValueError("seal.json holds no checksums")
         # Earlier versions left the endings out.
@@ -114,16 +126,16 @@ def load(path: Path, *, whole: bool = True) -> Saved:
             if not sound[name] and (whole or name in old.values()):
                 there = (path / name).is_file()
                 raise ValueError(f"{name} was altered" if there else f"no {name}")
-        values = json.loads(read_text(path / "values.json"))
+        values = parse_json(read_text(path / "values.json"), "values.json", nan=True)
         if not isinstance(values, dict):
             raise ValueError("values.json holds no values")
         parts = {
-            name: load_file(path / f"{name}.safetensors")
+            name: _load_tensors(path / f"{name}.safetensors")
             for name in ("tensors", "good", "best")
             if sound.get(f"{name}.safetensors")
         }
         return Saved(values=values, **parts)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"checkpoint {path.name} is damaged ({error})") from None
 
 
@@ -138,10 +150,7 @@ def save_weights(path: Path, state: Tensors, metadata: Mapping[str, str]) -> Non
 def load_weights(path: Path) -> Tensors:
     """Read a safetensors file, if its checksum agrees; a pickle is refused unread."""
     words = _metadata(path)
-    try:
-        state = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path.name} is not a safetensors file ({error})") from None
+    state = _load_tensors(path)
     found = words.pop(seals.KEY, None)
     if found is not None and found != seals.tensors_digest(state, words):
         raise ValueError(f"{path.name} was damaged: its checksum does not fit")
@@ -155,26 +164,34 @@ def load_metadata(path: Path) -> dict[str, str]:
 
 def _metadata(path: Path) -> dict[str, str]:
     """With the checksum. Earlier versions made each word an entry, and had none."""
-    _refuse_pickles(path)
+    _check_header(path)
     try:
         with safe_open(path, framework="pt") as file:
             entries: dict[str, str] = file.metadata() or {}
     except SafetensorError as error:
-        raise ValueError(f"{path.name} is not a safetensors file ({error})") from None
+        raise ValueError(f"{path} is not a safetensors file ({error})") from None
     if ENTRY not in entries:
         return entries
-    try:
-        words = json.loads(entries[ENTRY])
-    except (ValueError, RecursionError):
-        words = None
+    words = parse_json(entries[ENTRY], f"the metadata of {path}")
     if not isinstance(words, dict) or not all(isinstance(w, str) for w in words.values()):
         raise ValueError(f"{path.name} was damaged: its metadata cannot be read")
     return words
 
 
-def _refuse_pickles(path: Path) -> None:
-    with path.open("rb") as file:
-        start = file.read(9)
+def _load_tensors(path: Path) -> Tensors:
+    _check_header(path)
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file ({error})") from None
+    # A byte that is neither 0 nor 1 is no bool, and torch may do anything with it.
+    return {k: t.view(torch.uint8) != 0 if t.dtype == torch.bool else t for k, t in tensors.items()}
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a pickle, and a file that says more of its tensors than anyone can bear."""
+    with open_plain(path) as file:
+        start, about = file.read(9), os.fstat(file.fileno())
     # A safetensors file begins with the length of its header, which may look like a pickle's start,
     # and then the header, which is JSON.
     pickles = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -183,6 +200,10 @@ def _refuse_pickles(path: Path) -> None:
             f"{path.name} is a pickle, which can run code when read; it was not read. "
             "Convert it where you trust it, with safetensors.torch.save_file"
         )
+    if (length := int.from_bytes(start[:8], "little")) > HEADER or start[8:] != b"{":
+        raise ValueError(f"{path} is not a safetensors file (a header of {length:,} bytes?)")
+    # A file that is all holes takes no room on the disk, and all there is in memory.
+    check_unpacked(path, about.st_size, 512 * getattr(about, "st_blocks", about.st_size))
 
 
 def _write_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -28,6 +28,7 @@ from yopo.sections import (
     number,
 )
 
+SAID = 10  # problems that are named
 Tree = dict[str, Any]  # nested: {"method": {"name": "yopo", "m": 5}, "epochs": 40}
 
 
@@ -164,8 +165,9 @@ def validate(tree: Tree) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        problems = [_sentence(tree, dict(e)) for e in error.errors()]
-        raise ValueError("\n".join(dict.fromkeys(problems))) from None
+        problems = [*dict.fromkeys(_sentence(tree, dict(e)) for e in error.errors())]
+        more = [f"and {len(problems) - SAID} more"] if len(problems) > SAID else []
+        raise ValueError("\n".join([*problems[:SAID], *more])) from None
 
 
 def fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, str, str]]:
@@ -198,7 +200,8 @@ def _is_section(annotation: object) -> bool:
 
 def _sentence(tree: Tree, error: dict[str, Any]) -> str:
     """One problem in words, with near names where a name is unknown."""
-    first, *inside = map(str, error["loc"])
+    first, *inside = (_short(str(part)) for part in error["loc"])
+    got = _short(repr(error["input"]))
     where = [first, *(inside[1:] if _kinds(first) else inside)]  # without the name of its kind
     dotted = ".".join(where)
     if error["type"] == "extra_forbidden":
@@ -212,12 +215,17 @@ def _sentence(tree: Tree, error: dict[str, Any]) -> str:
         given = tree[dotted]["name"]
         near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}? " if near else ""
-        return f"no {dotted} {given!r}; {hint}there are: {', '.join(names)}"
+        return f"no {dotted} {_short(repr(given))}; {hint}there are: {', '.join(names)}"
     if len(where) == 1 and isinstance(Config().tree().get(dotted), dict):
-        return f"{dotted} is a section of settings; write {dotted}.name, got {error['input']!r}"
+        return f"{dotted} is a section of settings; write {dotted}.name, got {got}"
     words = error["msg"].removeprefix("Value error, ")  # of a check of ours
     message = words[0].lower() + words[1:]
-    return f"{dotted}: {message}, got {error['input']!r}"
+    return f"{dotted}: {message}, got {got}"
+
+
+def _short(words: str) -> str:
+    """As much of them as a message bears."""
+    return words if len(words) <= 80 else f"{words[:80]}…"
 
 
 def _kinds(section: str) -> list[type[BaseModel]]:

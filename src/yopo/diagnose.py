@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from yopo.argmin import FirstLayer, descend, lbfgs_argmin, linear_argmin
+from yopo.attacks.steps import step_size
 from yopo.checks import check_at_least, check_attack, check_threat
 from yopo.frozen import eval_mode, untouched
 from yopo.layers import NO_LAYERS, SharedError
@@ -225,7 +226,7 @@ def _strong(
             loss = F.cross_entropy(at.x[-1], y, reduction="none")
             better = (loss > highest).view(-1, *[1] * (x.dim() - 1))
             best, highest = torch.where(better, eta, best), torch.maximum(loss, highest)
-            eta = threat.ascend(eta, -at.p[0], x, step=2.5 * threat.eps / STRONG)
+            eta = threat.ascend(eta, -at.p[0], x, step=step_size(threat, STRONG))
     return best
 
 

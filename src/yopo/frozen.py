@@ -23,11 +23,12 @@ Buffers = dict[str, Tensor | None]  # of one module, by name
 class Frozen:
     """The model with parameters that get no gradient and buffers that stay as they are.
 
-    While it runs, the parameters do not ask for gradients, so that passes keep nothing for them,
-    and in the place of each buffer is a copy, so that BatchNorm in training mode writes its running
-    statistics there. Both are put back afterwards, whatever happens. Nothing else is touched: a
-    parameter is never exchanged for another tensor. Not through DistributedDataParallel, which has
-    nothing to exchange and would count the pass as a step.
+    While it runs, the parameters do not ask for gradients, so that passes keep nothing for them (a
+    transformer's would keep twice as much: docs/design.md), and in the place of each buffer is a
+    copy, so that BatchNorm in training mode writes its running statistics there. Both are put back
+    afterwards, whatever happens. Nothing else is touched: a parameter is never exchanged for
+    another tensor. Not through DistributedDataParallel, which has nothing to exchange and would
+    count the pass as a step.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -52,7 +52,6 @@ def accuracies(
         batch=max(250, 2 * share),  # no weight gradients, so there is room
         seed=mix(config.seed, "evaluate"),
         precision="tf32" if next(model.parameters()).is_cuda else "float32",
-        step=2.5 * threat.eps / attack.steps,
     )
     return outcomes["clean"].accuracy, outcomes[attack.name].accuracy
 

@@ -1,6 +1,6 @@
 """Where a run is, and what it tells the outside."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 
@@ -48,3 +48,21 @@ class Progress:
     lines: int = 0  # of metrics.jsonl
     saves: int = 0  # checkpoints written
     hardware: list[str] = field(default_factory=list)  # of all its parts
+
+    @classmethod
+    def restored(cls, saved: object) -> "Progress":
+        """From the values of a checkpoint; what an earlier version did not write is as at first."""
+        found = cls()
+        for name, first in ((f.name, getattr(found, f.name)) for f in fields(cls)):
+            value = saved.get(name, first) if isinstance(saved, dict) else None
+            if isinstance(first, list):
+                fits = isinstance(value, list) and all(isinstance(word, str) for word in value)
+            elif isinstance(value, bool) or not isinstance(value, int | float):
+                fits = False
+            else:
+                whole = isinstance(value, int) and min(first, 0) <= value < 10**9
+                fits = whole or isinstance(first, float)
+            if not fits:
+                raise ValueError(f"it has {repr(value)[:40]} for {name}")
+            setattr(found, name, value)
+        return found

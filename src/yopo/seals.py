@@ -45,7 +45,7 @@ def read_lines(path: Path) -> tuple[list[Any], str | None]:
     for number, text in enumerate(texts, 1):
         if number == len(texts) and not text:  # after the last line's end
             break
-        where = f"line {number} of {path.name}"
+        where = f"line {number} of {path}"
         try:
             found.append(open_line(text, where))
         except ValueError as error:

@@ -1,22 +1,30 @@
 """The sections of a configuration, as typed values, and what words may stand for them."""
 
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from yopo.files import parse_yaml
+
+MOST = 10**9  # of whole numbers and sizes; what is far beyond cannot be computed with
+NUMBER = re.compile(r"[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?", re.IGNORECASE)
 
 
 def fraction(text: str, name: str) -> float:
     """ "0.3", "8/255" or "2.5/255" as a number; `name` is what it is for."""
-    parts = text.replace(" ", "").split("/")
+    above, over, below = text.replace(" ", "").partition("/")
+    below = below if over else "1"
     try:
-        above, below = parts if len(parts) > 1 else (text, "1")
+        if not (NUMBER.fullmatch(above) and NUMBER.fullmatch(below)):
+            raise ValueError  # 1e999999999 would take hours
         return float(Fraction(above) / Fraction(below))
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"expected a number for {name}, as 0.3 or 8/255, got {text!r}") from None
+    except (ValueError, ArithmeticError):
+        got = text if len(text) < 40 else f"{text[:40]}…"
+        raise ValueError(f"expected a number for {name}, as 0.3 or 8/255, got {got!r}") from None
 
 
 def number(value: object) -> object:
@@ -33,19 +41,13 @@ def _options(value: object) -> object:
     """Let options given as words be what YAML takes them for."""
     if not isinstance(value, Mapping):
         raise ValueError("expected one by one, as --model.options.width 16")
-    try:
-        return {k: _value(v) if isinstance(v, str) else v for k, v in value.items()}
-    except yaml.YAMLError:
-        raise ValueError("options should be values as in YAML") from None
+    return {k: _value(v, str(k)) if isinstance(v, str) else v for k, v in value.items()}
 
 
-def _value(word: str) -> object:
+def _value(word: str, name: str) -> object:
     """As YAML, which takes 1e-3 for a word, and as Python."""
-    value = yaml.safe_load(word)
-    try:
-        return float(word) if isinstance(value, str) else value
-    except ValueError:
-        return value
+    value = parse_yaml(word, name)
+    return float(word) if isinstance(value, str) and NUMBER.fullmatch(word) else value
 
 
 def _list(value: object) -> object:
@@ -56,12 +58,14 @@ def _list(value: object) -> object:
     return words if any(words) else []
 
 
-Positive = Annotated[float, BeforeValidator(number), Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, BeforeValidator(number), Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, BeforeValidator(number), Field(gt=0, le=MOST)]
+NotNegative = Annotated[float, BeforeValidator(number), Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+FromNought = Annotated[int, Field(ge=0, le=MOST)]
+Words = Annotated[str, Field(max_length=1000)]
 Part = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
-Names = Annotated[list[str], BeforeValidator(_list)]
+Names = Annotated[list[Words], BeforeValidator(_list)]
 Options = Annotated[dict[str, Any], BeforeValidator(_options)]
 
 
@@ -140,8 +144,8 @@ class YOPOConfig(Section):
 
     name: Literal["yopo"] = "yopo"
     m: Count = 5
-    n: NonNegativeInt = 3
-    first_layer: str | None = Field(None, description="module where f0 ends; found by default")
+    n: FromNought = 3
+    first_layer: Words | None = Field(None, description="module where f0 ends; found by default")
     grad_at: Literal["after", "before", "last"] = "after"
 
 
@@ -150,9 +154,9 @@ class TRADESYOPOConfig(Section):
 
     name: Literal["trades-yopo"] = "trades-yopo"
     m: Count = 3
-    n: NonNegativeInt = 4
+    n: FromNought = 4
     beta: NotNegative = Field(6.0, description="weight of the consistency, the paper's 1/λ")
-    first_layer: str | None = Field(None, description="module where f0 ends; found by default")
+    first_layer: Words | None = Field(None, description="module where f0 ends; found by default")
     attack_mode: Literal["eval", "train"] = "eval"
 
 
@@ -188,23 +192,23 @@ ThreatConfig = Annotated[LinfConfig | L2Config, Field(discriminator="name")]
 class DataConfig(Section):
     """Images and what is done to them."""
 
-    name: str = Field("mnist-subset", description="mnist-subset, mnist, cifar10, npz or folder")
+    name: Words = Field("mnist-subset", description="mnist-subset, mnist, cifar10, npz or folder")
     root: Path | None = Field(None, description="folder with the data (mnist, cifar10, folder)")
     path: Path | None = Field(None, description="file with the data (npz)")
     size: Count | None = Field(None, description="side that images of a folder are brought to")
     held_out: Count = Field(
         500, description="training images kept aside to choose the best weights"
     )
-    crop: NonNegativeInt = Field(0, description="random shift, in pixels")
+    crop: FromNought = Field(0, description="random shift, in pixels")
     flip: bool = Field(False, description="mirror at random")
-    cutout: NonNegativeInt = Field(0, description="side of a blanked square")
+    cutout: FromNought = Field(0, description="side of a blanked square")
     resident: bool = Field(True, description="keep all images on the device")
 
 
 class ModelConfig(Section):
     """The network."""
 
-    name: str = Field(
+    name: Words = Field(
         "smallcnn",
         description="smallcnn, preactresnet18, wideresnet, my_module:function, or timm:NAME",
     )
@@ -250,7 +254,7 @@ class EvaluateConfig(Section):
 class DiagnoseConfig(Section):
     """How well frozen co-states do while training; see docs/diagnose.md."""
 
-    every: NonNegativeInt = Field(0, description="epochs between looks; 0: never")
+    every: FromNought = Field(0, description="epochs between looks; 0: never")
     images: Annotated[int, Field(ge=2)] = Field(64, description="held-out images to look at")
 
 

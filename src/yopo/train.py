@@ -7,7 +7,7 @@ step and process, so a resumed run is the run that was never stopped.
 import hashlib
 import math
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -443,12 +443,18 @@ class Trainer:
         if found is None:
             return False
         values = found.values
-        refuse_another(self.out, _filled(values["config"]), self._identity())
+        if isinstance(values.get("config"), dict):
+            refuse_another(self.out, _filled(values["config"]), self._identity())
         mine = partial(self.snapshot.own, rank=self.rank, world=self.world)
-        self.snapshot.put_back(mine(found.tensors))
-        known = {f.name for f in fields(Progress)}
-        p = Progress(**{k: v for k, v in values["progress"].items() if k in known})
-        sums = values.get("sums", [[p.loss_sum, p.right]])  # of each process
+        try:
+            p, sums, good = _restored(values)
+            self.snapshot.put_back(mine(found.tensors))
+        except (ValueError, RuntimeError) as error:  # of torch, where a tensor does not fit
+            why = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"the checkpoint in {self.out} was edited or is of another version: {why}; "
+                "give another --out"
+            ) from None
         if len(sums) != self.world:
             sums = [[sum(column) for column in zip(*sums, strict=True)]] + [[0.0, 0.0]] * self.world
         p.loss_sum, p.right = sums[self.rank]
@@ -456,7 +462,7 @@ class Trainer:
         if p.step == 0:
             self._keep_good()
         elif found.good is not None:
-            self._good = mine(found.good), values["good"]
+            self._good = mine(found.good), good
         elif self.config.guard.action == "rollback":
             self.watch.say(
                 f"{self.out} holds no state that a collapse in this epoch can go back to"
@@ -473,6 +479,10 @@ class Trainer:
             except (ValueError, OSError) as error:
                 self.watch.say(f"the best weights so far are lost ({error}); later ones take over")
                 p.best_epoch = -1
+        shapes = {k: v.shape for k, v in self.follower.state_dict().items()}
+        if best is not None and {k: v.shape for k, v in best.items()} != shapes:
+            self.watch.say("the best weights so far are of another network; later ones take over")
+            p.best_epoch = -1
         if p.best_epoch < 0:
             p.best, best = Progress.best, None
         self._best = best if self.rank == 0 else None
@@ -509,6 +519,22 @@ class Trainer:
     def _sync(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _restored(values: dict[str, Any]) -> tuple[Progress, list[list[float]], dict[str, Any]]:
+    """Where a checkpoint's run was, the sums of each process, and where a collapse goes back to."""
+    p = Progress.restored(values.get("progress"))
+    sums, good = values.get("sums", [[p.loss_sum, p.right]]), values.get("good", {})
+    pairs = sums if isinstance(sums, list) and sums else [None]
+    if not all(isinstance(pair, list) and [*map(type, pair)] == [float] * 2 for pair in pairs):
+        raise ValueError("it has no sums of each process")
+    if not isinstance(good, dict) or not {*good} <= {*GOES_BACK}:
+        raise ValueError("it has no place that a collapse goes back to")
+    Progress.restored(good)
+    lines = values.get("metrics")
+    if not isinstance(lines, list | None) or not all(isinstance(line, str) for line in lines or ()):
+        raise ValueError("it has no lines of metrics")
+    return p, sums, good
 
 
 def _filled(identity: Tree) -> Tree:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from yopo import __version__
 from yopo.cli.benching import BENCH, bench_options, run_bench
-from yopo.cli.common import nothing_else
+from yopo.cli.common import clean, nothing_else
 from yopo.cli.diagnosing import DIAGNOSE, diagnose_options, run_diagnose
 from yopo.cli.evaluating import EVAL, eval_options, run_eval
 from yopo.cli.reporting import REPORT, report_options, run_report
@@ -63,7 +63,7 @@ def main() -> None:
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         if not isinstance(error, OSError) and not _is_ours(error):
             raise
-        print(f"yopo: {error}", file=sys.stderr)
+        print(clean(f"yopo: {error}"), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted; what was saved is kept", file=sys.stderr)

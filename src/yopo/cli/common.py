@@ -1,15 +1,22 @@
 """What several commands share."""
 
+import argparse
 import importlib.util
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
+from rich.text import Text
 
+from yopo import files, seals
 from yopo.config import Tree
+
+STEERING = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
+)
 
 
 def pick_device(name: str | None) -> Any:  # noqa: ANN401
@@ -33,6 +40,40 @@ def pick_device(name: str | None) -> Any:  # noqa: ANN401
     return device
 
 
+def trust_options(parser: argparse.ArgumentParser) -> None:
+    """How a user vouches for the code that a run names."""
+    parser.add_argument(
+        "--trust", action="store_true", help="build whatever network the run names: it may be code"
+    )
+    parser.add_argument(
+        "--model.name",
+        dest="model_name",
+        metavar="NAME",
+        help="the run's network, my_module:build_model, where it is a function of your own",
+    )
+
+
+class Terminal(Console):
+    """A console on which names from files are names: no markup, and nothing that steers it."""
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401
+        """All words pass through here, those in tables too."""
+        return super().render_str(clean(text), **options)
+
+
+def say(words: object) -> None:
+    """Print a line in which names from files are names."""
+    print(clean(str(words)))
+
+
+def clean(text: str) -> str:
+    """With what would steer a terminal, or turn the order of letters, written out."""
+    return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def rank() -> int:
     """This process's number under torchrun, else 0."""
     return int(os.environ.get("RANK", "0"))
@@ -40,20 +81,18 @@ def rank() -> int:
 
 def pages() -> Console:
     """A console for wide tables: where nobody's window sets a width, 160 columns."""
-    console = Console(highlight=False, markup=False)
+    console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, markup=False, width=160)
+        console = Terminal(width=160)
     return console
 
 
-def read_yaml(path: Path) -> Tree:
-    """The settings in a file."""
+def read_yaml(path: Path, *, run: bool = False) -> Tree:
+    """The settings in a file; in that of a run their checksum must agree."""
     try:
-        tree = yaml.safe_load(path.read_text("utf-8"))
+        tree = seals.read_yaml(path) if run else files.read_yaml(path)
     except FileNotFoundError:
         raise ValueError(f"no file {path}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(tree, dict):
         raise ValueError(f"expected settings in {path}, got {type(tree).__name__}")
     return tree

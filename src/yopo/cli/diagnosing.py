@@ -5,10 +5,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import can_draw, check_writable, nothing_else, pick_device
+from yopo.cli.common import (
+    Terminal,
+    can_draw,
+    check_writable,
+    nothing_else,
+    pick_device,
+    say,
+    trust_options,
+)
 
 DIAGNOSE = """examples:
   yopo diagnose runs/first
@@ -25,6 +32,7 @@ def diagnose_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", choices=["best", "last"], default="best")
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
     parser.add_argument("--seed", type=int, default=0)
+    trust_options(parser)
 
 
 def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
@@ -42,9 +50,10 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
     if args.images < 2:
         raise ValueError(f"expected --images of at least 2, got {args.images}")
     check_writable(args.run)
-    config, weights = find(args.run, args.weights)
-    device, data = pick_device(args.device), load_data(config)
-    model = load_model(config, weights, data)
+    saved = find(args.run, args)
+    config, weights = saved.config, saved.weights
+    device, data = pick_device(args.device), load_data(saved)
+    model = load_model(saved, data)
     order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(args.seed))
     chosen = order[: args.images]
     found = diagnose(
@@ -64,10 +73,11 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
         + "\n",
     )
     if can_draw():
-        draw(found, args.run / "diagnose.png")
-        print(f"wrote {args.run / 'diagnose.json'} and {args.run / 'diagnose.png'}")
+        with files.whole(args.run / "diagnose.png") as path:
+            draw(found, path)
+        say(f"wrote {args.run / 'diagnose.json'} and {args.run / 'diagnose.png'}")
     else:
-        print(f"wrote {args.run / 'diagnose.json'}; a picture needs matplotlib")
+        say(f"wrote {args.run / 'diagnose.json'}; a picture needs matplotlib")
 
 
 def show(found: dict[str, Any]) -> None:
@@ -82,7 +92,7 @@ def show(found: dict[str, Any]) -> None:
         values = (f"{d[key][5]:.2f}" for key in ("cosine", "gain", "gap"))
         affine = "yes" if depth["affine"] else "no"
         table.add_row(depth["name"], affine, f"{depth['inner_cost']:.2f}", *values, stops)
-    console = Console(highlight=False)
+    console = Terminal()
     console.print(table)
     best = f"--method.m {found['m']} --method.n {found['n']} --method.first_layer"
     console.print(f"recommended: {best} {found['first_layer']}")
@@ -156,5 +166,5 @@ def draw(found: dict[str, Any], path: Path) -> None:
     ax.barh(names, [found["residuals"][name] for name in names], color="0.55")
     ax.set_title("PMP residual of each layer", fontsize=10)
     ax.tick_params(axis="y", labelsize=8 if len(names) < 16 else 6)
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=120, format="png")
     plt.close(figure)

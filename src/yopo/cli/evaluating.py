@@ -8,26 +8,27 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from yopo.cli.common import check_writable, nothing_else, pick_device
+from yopo import files
+from yopo.cli.common import Terminal, check_writable, nothing_else, pick_device, say, trust_options
 from yopo.sections import fraction
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
+    from torch.nn import Module
 
     from yopo import L2, Linf, Result
     from yopo.config import Config
 
-SHOWN = ("threat", "data", "images", "weights_sha256")  # what saved examples belong to
 EVAL = """examples:
   yopo eval runs/first --attacks clean,pgd-20,cw,autoattack --samples 1000
   yopo eval runs/c10 --attacks pgd-50-10,cw-linf --weights last --eps 6/255
@@ -71,6 +72,7 @@ def eval_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save-examples", action="store_true", help="write the images found, too")
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
+    trust_options(parser)
 
 
 def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
@@ -82,27 +84,28 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
     nothing_else(rest)
     attacks = parse_all(args.attacks)
     for run in args.runs:  # all checked first
-        config, _ = find(run, args.weights)
+        saved = find(run, args)
         for attack in attacks:
-            check_norm(attack, choose_threat(config, args.eps))
+            check_norm(attack, choose_threat(saved.config, args.eps))
     for run in args.runs:
         if len(args.runs) > 1:
-            print(run)
+            say(run)
         _evaluate(run, args)
 
 
 def _evaluate(run: Path, args: argparse.Namespace) -> None:
     import yopo
-    from yopo import checkpoint, files, seals
+    from yopo import checkpoint, seals
     from yopo.cli.saved import find, load_data, load_model
 
-    config, weights = find(run, args.weights)
+    saved = find(run, args)
+    config, weights = saved.config, saved.weights
     threat = choose_threat(config, args.eps)
     step = None if args.step is None else fraction(args.step, "--step")
     device = pick_device(args.device)
-    arrays = load_data(config)
+    arrays = load_data(saved)
     x, y, drawn = choose_images(arrays.x_test, arrays.y_test, args.samples, args.seed)
-    model = load_model(config, weights, arrays).to(device)
+    model = load_model(saved, arrays).to(device)
     parameters = sum(p.numel() for p in model.parameters())
     about = {
         "model": f"{config.model.name} ({parameters:,} parameters, trained with "
@@ -142,9 +145,13 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
         screen.say(f"warning ({warning.code}): {warning.text}")
     card = stem.with_name(f"{stem.name}.md")
     if args.save_examples:
+        from yopo.report.pictures import SHOWN
+
         images = stem.with_name(f"{stem.name}-examples.safetensors")
         facts = {key: str(result.about[key]) for key in SHOWN}
-        checkpoint.save_weights(images, _examples(result, y), facts)
+        facts["names"] = json.dumps(arrays.names)
+        answer = partial(_answers, model, device, args)
+        checkpoint.save_weights(images, _examples(result, x, y, answer), facts)
     if aside := _set_aside(stem, result, run):
         screen.say(f"the evaluation before, which this one does not cover, is kept as {aside}")
     seals.write_json(stem.with_name(f"{stem.name}.json"), result.to_dict())
@@ -155,20 +162,22 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
 
 def _set_aside(stem: Path, result: "Result", run: Path) -> str | None:
     """Rename the evaluation before, unless the new one covers it or its weights were replaced."""
+    from yopo.report.reading import read_evaluation
+
     file = stem.with_name(f"{stem.name}.json")
     new = result.about
     try:
-        old = json.loads(file.read_text("utf-8"))
+        old = read_evaluation(file)
         about, when, sha = old["about"], old["about"]["finished"], old["about"]["weights_sha256"]
         alike = all(about[key] == new[key] for key in ("threat", "eps", "seed", "precision"))
         attacks = {n: a["settings"] for n, a in old["attacks"].items() if n != "clean"}
         covered = attacks.items() <= new["settings"].items() and about["images"] <= new["images"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return None
     same = sha == new["weights_sha256"]
     if (same and alike and covered) or (not same and sha not in _weights_of(run)):
         return None
-    name = f"{stem.name}-{re.sub('[^0-9]', '', when)}"
+    name = f"{stem.name}-{re.sub('[^0-9]', '', when)[:16]}"
     while stem.with_name(f"{name}.json").exists():  # of the same minute
         name += "+"
     for end in (".json", ".md"):
@@ -179,10 +188,11 @@ def _set_aside(stem: Path, result: "Result", run: Path) -> str | None:
 
 def _weights_of(run: Path) -> list[str]:
     """Digests of the weights that a run folder holds."""
+    from yopo.report.reading import read_result
+
     try:
-        tree = json.loads((run / "result.json").read_text("utf-8"))
-        return list(tree["weights_sha256"].values())
-    except (OSError, ValueError, KeyError, AttributeError):
+        return list(read_result(run / "result.json").get("weights_sha256", {}).values())
+    except (OSError, ValueError):
         return []
 
 
@@ -207,7 +217,7 @@ class Screen:
     """A bar for each attack on a terminal; elsewhere a line when one is done, or half a minute."""
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False, markup=False)
+        self.console = Terminal()
         self.bars = Progress(
             TextColumn("{task.description:<12}"),
             BarColumn(),
@@ -273,12 +283,36 @@ def choose_images(
     return x[rows], y[rows], f", drawn from {n:,} with seed {seed}"
 
 
-def _examples(result: "Result", y: "Tensor") -> dict[str, "Tensor"]:
-    """For each attack the adversarial images, their places among those evaluated, their labels."""
+def _examples(
+    result: "Result", x: "Tensor", y: "Tensor", answer: Callable[["Tensor"], "Tensor"]
+) -> dict[str, "Tensor"]:
+    """For each attack the adversarial images, their places among those evaluated, their labels.
+
+    The clean images and what the network answers to both are there too: a reader of the file needs
+    neither the data nor the network.
+    """
     tensors = {}
     for name, outcome in result.outcomes.items():
         if outcome.images is not None:
+            clean = x[outcome.index]
             tensors[f"{name}.images"] = outcome.images
+            tensors[f"{name}.answers"] = answer(outcome.images)
+            tensors[f"{name}.clean"] = clean  # uint8
+            tensors[f"{name}.clean_answers"] = answer(clean.float() / 255)
             tensors[f"{name}.index"] = outcome.index
             tensors[f"{name}.labels"] = y[outcome.index]
     return tensors
+
+
+def _answers(
+    model: "Module", device: "device", args: argparse.Namespace, x: "Tensor"
+) -> "Tensor":  # (N, C, H, W) -> (N,)
+    """The classes that the network answers with, in the precision of the evaluation."""
+    import torch
+
+    from yopo.evaluation.network import Network, products
+
+    net = Network(model, args.precision, device)
+    with torch.no_grad(), products("float32"):
+        parts = [net(part.to(device)).argmax(1).cpu() for part in x.split(args.batch)]
+    return torch.cat([torch.empty(0, dtype=torch.long), *parts])

@@ -3,11 +3,11 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from yopo.cli.common import check_drawing, nothing_else, pages
+from yopo.cli.common import check_drawing, nothing_else, pages, say
 
 if TYPE_CHECKING:
     from yopo.report.pictures import Strip
@@ -49,20 +49,21 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
     runs = read_runs([path for path in args.runs if not path.is_file()] or args.runs)
     for run in runs:
         for note in run.notes:
-            print(f"{run.label}: {note}")
+            say(f"{run.label}: {note}")
     strips = [strip for run in runs if (strip := load_strip(run))]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(args.out, page(runs, strips, args.paper))
+    text = page(runs, strips, args.paper)
+    files.write_text(args.out, text.encode(errors="replace").decode())  # names of no UTF-8
     console = pages()
     console.print(summary(runs))
     for sentence in headline(runs):
         console.print(f"- {sentence}", soft_wrap=True)
-    print(f"report: {args.out}")
+    say(f"report: {args.out}")
     if args.figures:
         for path in (drawn := save_figures(runs, args.figures)):
-            print(f"figure: {path}")
+            say(f"figure: {path}")
         if len(drawn) < 4:
-            print("no run has points to draw against the other axis, so it has no figure")
+            say("no run has points to draw against the other axis, so it has no figure")
 
 
 def summary(runs: "Sequence[Run]") -> Table:
@@ -105,66 +106,11 @@ def summary(runs: "Sequence[Run]") -> Table:
 
 
 def load_strip(run: "Run") -> "Strip | None":
-    """Images that the evaluation's strongest attack broke, with what the network takes them for.
+    """A run's pictures, if it has any; what is wrong with them is said."""
+    from yopo.report.pictures import read_strip
 
-    Clean images need the data set and answers need the weights; without them the strip does
-    with the examples alone, and says so.
-    """
-    from yopo import checkpoint
-    from yopo.cli.evaluating import SHOWN
-    from yopo.report.pictures import Strip, choose
-
-    file, found = run.folder / "eval-examples.safetensors", run.evaluations.get("eval.json")
-    if found is None or not file.is_file():
-        return None
     try:
-        facts, tensors = checkpoint.load_metadata(file), checkpoint.load_weights(file)
-    except ValueError as error:
-        print(f"{run.label}: no pictures, because {error}")
+        return read_strip(run)
+    except (ValueError, OSError) as error:
+        say(f"{run.label}: no pictures, because {error}")
         return None
-    about = found["about"]
-    if any(facts.get(key, str(about[key])) != str(about[key]) for key in SHOWN):
-        print(f"{run.label}: no pictures, because {file.name} is of another evaluation")
-        return None
-    broken = [a for a in found["attacks"] if len(tensors.get(f"{a}.labels", ()))]
-    if not broken:
-        return None
-    attack = min(broken, key=lambda a: (found["attacks"][a]["accuracy"], a))
-    rows = choose(tensors[f"{attack}.labels"])
-    images, index, labels = (tensors[f"{attack}.{k}"][rows] for k in ("images", "index", "labels"))
-    strip = Strip(run, attack, images, None, [str(int(y)) for y in labels], None)
-    try:
-        _look_up(strip, found["about"], index, labels)
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
-        missing = "data set" if strip.clean is None else "weights"
-        strip.note = f"The run's {missing} could not be read here, so its answers are not shown."
-        print(f"{run.label}: pictures without the network's answers, because {error}")
-    return strip
-
-
-def _look_up(strip: "Strip", about: dict[str, Any], index: Any, labels: Any) -> None:  # noqa: ANN401
-    """Add the clean images, the names of the classes and the network's answers."""
-    import torch
-
-    from yopo.cli.evaluating import choose_images
-    from yopo.cli.saved import find, load_model
-    from yopo.data import load
-    from yopo.evaluation.journal import weights_digest
-
-    folder = strip.run.folder
-    which = "last" if about["weights"] == "model-last.safetensors" else "best"
-    d = strip.run.config["data"]
-    root, path = (Path(d[k]) if d.get(k) else None for k in ("root", "path"))
-    arrays = load(d["name"], root=root, path=path, size=d.get("size"))
-    x, y, _ = choose_images(arrays.x_test, arrays.y_test, about["images"], about["seed"])
-    if not torch.equal(y[index], labels):
-        raise ValueError("the data set is not the one that was evaluated")
-    strip.clean = x[index].float() / 255
-    strip.labels = [arrays.names[int(i)] for i in labels]
-    config, weights = find(folder, which)
-    model = load_model(config, weights, arrays)
-    if weights_digest(model) != about["weights_sha256"]:
-        raise ValueError(f"{weights.name} is not what was evaluated")
-    with torch.no_grad():
-        guesses = model(strip.adversarial).argmax(1)
-    strip.guesses = [arrays.names[int(i)] for i in guesses]

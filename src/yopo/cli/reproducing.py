@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from yopo import files, seals
-from yopo.cli.common import check_drawing, nothing_else, pages, pick_device
+from yopo.cli.common import check_drawing, nothing_else, pages, pick_device, say
 from yopo.cli.evaluating import choose_threat, run_eval
 from yopo.cli.training import train_one
 from yopo.config import Config, Tree, validate
@@ -118,9 +118,11 @@ def _trained(name: str, out: Path, args: argparse.Namespace) -> Iterator[Path]:
 
 def _untime(path: Path) -> None:
     """Let a finished run say that its time does not count, if it was begun so."""
+    from yopo.report.reading import read_result
+
     mark, file = path / "untimed", path / "result.json"
     if mark.exists() and file.exists():
-        seals.write_json(file, seals.read_json(file) | {"timed": False})
+        seals.write_json(file, read_result(file) | {"timed": False})
         mark.unlink()
 
 
@@ -171,6 +173,7 @@ def _attack(name: str, path: Path, more: list[str], args: argparse.Namespace) ->
             every = list(dict.fromkeys([*attacks, *found]))  # what is there stays there
             wanted = {"runs": [target], "attacks": ",".join(every), "samples": samples}
             wanted |= {"eps": None, "step": step, "seed": 0, "save_examples": False}
+            wanted |= {"trust": False, "model_name": None}
             gpu = pick_device(args.device).type == "cuda"
             wanted |= {
                 "precision": "tf32" if gpu else "float32",
@@ -199,15 +202,16 @@ def _attacked(file: Path, samples: int | None, step: str | None) -> list[str]:
 
 
 def _bench(file: Path | None) -> dict[str, Any] | None:
+    from yopo.report.reading import read_bench
+
     if file is None:
         return None
     try:
-        found = json.loads(file.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"cannot read --bench {file}: {error}") from None
-    if not isinstance(found, dict) or not {"model", "rows", "device", "batch"} <= {*found}:
-        raise ValueError(f"expected what `yopo bench --json` writes in {file}")
-    return found
+        return read_bench(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"cannot read --bench {file}; expected what `yopo bench --json` writes ({error})"
+        ) from None
 
 
 def _print(args: argparse.Namespace, bench: dict[str, Any] | None) -> None:
@@ -221,7 +225,7 @@ def _print(args: argparse.Namespace, bench: dict[str, Any] | None) -> None:
     if not args.show:
         text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
         files.write_text(args.out / f"{args.what}.json", text)
-        print(f"runs and {args.what}.json: {args.out}")
+        say(f"runs and {args.what}.json: {args.out}")
 
 
 def rich_table(found: "Summary") -> Table:
@@ -261,12 +265,12 @@ def _figures(args: argparse.Namespace) -> None:
         found = {row: TABLES[table].folders(row, args.out / table) for row in rows}
         missing = [row for row, folders in found.items() if not folders]
         if missing:
-            print(f"{name}: not drawn, because {table} has no run of {', '.join(missing)}")
+            say(f"{name}: not drawn, because {table} has no run of {', '.join(missing)}")
             continue
         runs = [timed(read_runs(list(folders.values()))) for folders in found.values()]
         if not all(runs):
-            print(f"{name}: not drawn, because a row has no finished run whose time counts")
+            say(f"{name}: not drawn, because a row has no finished run whose time counts")
             continue
         first = [seeds[0] for seeds in runs]  # one seed of each
         for path in save_figures(first, args.out / name):
-            print(f"{name}: {path}")
+            say(f"{name}: {path}")

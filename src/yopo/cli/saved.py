@@ -1,12 +1,13 @@
 """Trained networks on disk: a run folder, or one weights file."""
 
-import json
+import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from yopo import checkpoint, seals
+from yopo import checkpoint, files, strangers
 from yopo.build import build_model
 from yopo.cli.common import read_yaml
 from yopo.config import Config, validate
@@ -17,8 +18,32 @@ from yopo.run_folder import BEST, LAST
 FILES = {"best": BEST, "last": LAST}
 
 
-def find(path: Path, which: str | None) -> tuple[Config, Path]:
-    """The settings and the weights file of a run folder or a weights file."""
+@dataclass(frozen=True)
+class Saved:
+    """A network on disk, and whether the user vouches for the code that it names."""
+
+    config: Config
+    weights: Path
+    trusted: bool
+
+
+def find(path: Path, args: argparse.Namespace) -> Saved:
+    """The network in a run folder or a weights file, if it may be built."""
+    config, weights = _find(path, args.weights)
+    name = config.model.name
+    if args.model_name not in (None, name):
+        raise ValueError(
+            f"expected --model.name as {path} has it, {name!r}, got {args.model_name!r}; leave it "
+            "out, or check the run"
+        )
+    own = args.model_name is not None and not name.startswith("timm:")
+    saved = Saved(config, weights, trusted=args.trust or own)
+    if not saved.trusted:
+        strangers.check(config.model)
+    return saved
+
+
+def _find(path: Path, which: str | None) -> tuple[Config, Path]:
     if path.is_dir():
         weights = path / FILES[which or "best"]
         if not (path / "config.yaml").is_file() or not weights.is_file():
@@ -29,9 +54,7 @@ def find(path: Path, which: str | None) -> tuple[Config, Path]:
             raise ValueError(
                 f"expected a run with config.yaml and {weights.name}, got {path}; {advice}"
             )
-        tree = read_yaml(path / "config.yaml")
-        seals.read_yaml(path / "config.yaml")  # refuses what was damaged
-        return validate(tree), weights
+        return validate(read_yaml(path / "config.yaml", run=True)), weights
     if not path.is_file():
         raise ValueError(f"no run folder and no weights file {path}")
     if which is not None:
@@ -44,16 +67,24 @@ def find(path: Path, which: str | None) -> tuple[Config, Path]:
             f"{path.name} does not say which network it belongs to; expected a file that "
             "`yopo train` wrote, with the settings in its metadata"
         )
-    return validate(json.loads(settings)), path
+    tree = files.parse_json(settings, f"the metadata of {path.name}")
+    if not isinstance(tree, dict):
+        raise ValueError(f"expected settings in {path.name}, got {type(tree).__name__}")
+    return validate(tree), path
 
 
-def load_data(config: Config) -> Arrays:
+def load_data(saved: Saved) -> Arrays:
     """The data that the run was trained on."""
-    d = config.data
+    d = saved.config.data
+    named = [Path(p) for p in (d.root, d.path) if p]
+    if not saved.trusted and any(str(p)[:2] in ("//", "\\\\") for p in named):
+        raise ValueError(
+            f"the run names data on another computer ({', '.join(map(str, named))}), which was "
+            "not asked for them; if you trust it, say --trust"
+        )
     try:
         return load(d.name, root=d.root, path=d.path, size=d.size)
     except (ValueError, OSError) as error:
-        named = [Path(p) for p in (d.root, d.path) if p]
         if all(p.is_absolute() or p.exists() for p in named):
             raise
         raise ValueError(
@@ -61,10 +92,16 @@ def load_data(config: Config) -> Arrays:
         ) from None
 
 
-def load_model(config: Config, weights: Path, data: Arrays) -> nn.Module:
-    """The network of these settings with these weights, in eval mode."""
-    model = build_model(config.model, data.x_train, len(data.names))
-    state, own = checkpoint.load_weights(weights), model.state_dict()
+def load_model(saved: Saved, data: Arrays) -> nn.Module:
+    """The network with its weights, in eval mode."""
+    config, weights, classes = saved.config, saved.weights, len(data.names)
+    state = checkpoint.load_weights(weights)
+    if saved.trusted:
+        model = build_model(config.model, data.x_train, classes)
+    else:
+        held = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        model = strangers.build(config.model, data.x_train, classes, held)
+    own = model.state_dict()
     wrong = [f"no {name}" for name in own if name not in state]
     wrong += [f"{name}, which it does not have" for name in state if name not in own]
     wrong += [
@@ -76,7 +113,7 @@ def load_model(config: Config, weights: Path, data: Arrays) -> nn.Module:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError(
             f"{weights.name} is of another architecture than {config.model.name} with "
-            f"{len(data.names)} classes: {'; '.join(wrong[:3])}{more}"
+            f"{classes} classes: {'; '.join(wrong[:3])}{more}"
         )
     model.load_state_dict(state)
     if config.model.channels_last:

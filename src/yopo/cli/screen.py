@@ -3,8 +3,9 @@
 import time
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from yopo.cli.common import Terminal
 
 QUIET = 60.0  # seconds after which a log without bars gets a line inside an epoch, too
 
@@ -13,7 +14,7 @@ class Screen:
     """Bars on a terminal, plain lines elsewhere; silent in all processes but the first."""
 
     def __init__(self, title: str, epochs: int, tracker: Any = None, quiet: bool = False) -> None:  # noqa: ANN401
-        self.console = Console(highlight=False, markup=False, quiet=quiet)
+        self.console = Terminal(quiet=quiet)
         self.title, self.epochs, self.tracker = title, epochs, tracker
         self.bars = Progress(
             TextColumn("{task.description:<20}"),

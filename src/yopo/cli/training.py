@@ -19,8 +19,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from yopo import checkpoint, seals
-from yopo.cli.common import pick_device, rank, read_yaml
+from yopo import checkpoint
+from yopo.cli.common import Terminal, pick_device, rank, read_yaml
 from yopo.cli.log import steady
 from yopo.cli.screen import Screen
 from yopo.config import (
@@ -122,7 +122,7 @@ def run_train(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError("expected a folder for the run: --out DIR")
     result = train_one(config, args.out, args, title=config.method.name)
     if result:
-        Console(highlight=False).print(result_table({config.method.name: result}))
+        Terminal().print(result_table({config.method.name: result}))
         print(f"run: {args.out}")
         _check_written(args.out)
 
@@ -147,7 +147,7 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
         if not (args.resume and (out / "result.json").exists()):
             _check_free(out, args.resume)
         else:
-            there = validate(read_yaml(out / "config.yaml"))
+            there = validate(read_yaml(out / "config.yaml", run=True))
             refuse_another(out, what_counts(there), what_counts(configs[spec]))
     results: dict[str, dict[str, Any]] = {}
     for spec, config in configs.items():
@@ -155,23 +155,22 @@ def run_compare(args: argparse.Namespace, rest: list[str]) -> None:
         done = _result(out) if args.resume else None
         results[spec] = done or train_one(config, out, args, title=spec)
     if all(results.values()):
-        Console(highlight=False).print(result_table(results))
+        Terminal().print(result_table(results))
         print(f"runs: {args.out}")
         _check_written(*(args.out / spec for spec in results))
 
 
 def _result(out: Path) -> dict[str, Any] | None:
     """What a finished run showed; one whose result is damaged finishes again."""
+    from yopo.report.reading import read_result
+
     try:
-        found = seals.read_json(out / "result.json")
+        return read_result(out / "result.json")
     except FileNotFoundError:
         return None
     except ValueError as error:
         print(f"{error}; the run finishes again")
         return None
-    if not isinstance(found, dict):
-        raise ValueError(f"expected a result in {out / 'result.json'}, got {str(found)[:40]}")
-    return found
 
 
 def _affordable(config: Config, spec: str, most: float, rest: list[str]) -> int:

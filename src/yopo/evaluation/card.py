@@ -1,23 +1,25 @@
 """The card: what was attacked, with what, at which commit, how long, and what to doubt."""
 
 import platform
-import subprocess
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from yopo.attacks.steps import step_size
 from yopo.evaluation.names import Attack
-from yopo.evaluation.suite import step_size
+from yopo.files import read_text
 from yopo.threat import Threat
 
 
 def card(result: Mapping[str, Any]) -> str:
     """Markdown from the values of `Result.to_dict`."""
-    about, worst = result["about"], result["worst"]
+    worst, about = result["worst"], {k: _words(v) for k, v in result["about"].items()}
     lines = [
         f"### Robustness of {about['model']}",
         "",
@@ -31,6 +33,7 @@ def card(result: Mapping[str, Any]) -> str:
             f"{stage} {100 * share:.2f}%" for stage, share in a.get("after", {}).items()
         )
         settings = f"{a['settings']} (after {stages})" if stages else a["settings"]
+        name, settings = _words(name), _words(settings)
         cells = [name, percent(a["accuracy"], a["interval"]), settings]
         cells += [f"{a['propagations']:.1f}", duration(a["seconds"])]
         lines.append(f"| {' | '.join(cells)} |")
@@ -50,6 +53,14 @@ def card(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _words(value: Any) -> Any:  # noqa: ANN401
+    """A name on one line in which Markdown and HTML see no more than letters; others as it is."""
+    if not isinstance(value, str):
+        return value
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+", " ", value)
+    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", line)
+
+
 def percent(share: float, interval: Sequence[float]) -> str:
     """ "47.20% (46.2–48.2)" """
     return f"{100 * share:.2f}% ({100 * interval[0]:.1f}–{100 * interval[1]:.1f})"
@@ -65,7 +76,7 @@ def duration(seconds: float) -> str:
 def settings(attack: Attack, threat: Threat, step: float | None) -> str:
     """What an attack's name stands for, in words."""
     if attack.kind == "pgd":
-        size = step_size(threat, attack) if step is None else step
+        size = step_size(threat, attack.steps) if step is None else step
         starts = "1 random start" if attack.restarts == 1 else f"{attack.restarts} random starts"
         return f"{attack.steps} steps of {size:.3g}, {starts}, {attack.loss} loss"
     if attack.kind == "cw":
@@ -108,14 +119,32 @@ def hardware(device: torch.device) -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the working directory, and whether its files have changed since."""
+    """The commit of the working directory, as git's own files name it.
+
+    git itself is not asked: it runs what the folder's settings name (core.fsmonitor, filters, …).
+    So whether files have changed since is not known.
+    """
+    here = Path.cwd()
     try:
-        commit, changed = (
-            subprocess.run(
-                ["git", *words], capture_output=True, text=True, check=True, timeout=10
-            ).stdout.strip()
-            for words in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "-uno"))
-        )
-    except (OSError, subprocess.SubprocessError):
+        git = next(p for folder in (here, *here.parents) if (p := folder / ".git").exists())
+        if git.is_file():  # of a worktree or a submodule
+            git = git.parent / _line(git).removeprefix("gitdir: ")
+        if (head := _line(git / "HEAD")).startswith("ref: "):
+            head = _ref(git, head.removeprefix("ref: "))
+    except (OSError, ValueError, StopIteration):
         return None
-    return f"{commit}, with changes" if changed else commit
+    return head[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", head) else None
+
+
+def _ref(git: Path, name: str) -> str:
+    """The commit of a branch: a file of its own, or a line of packed-refs."""
+    common = git / _line(git / "commondir") if (git / "commondir").is_file() else git
+    if re.fullmatch(r"refs(/[\w+@-][\w.+@-]*)+", name) and (common / name).is_file():
+        return _line(common / name)
+    lines = (line.split(" ") for line in read_text(common / "packed-refs").splitlines())
+    return next(words[0] for words in lines if words[1:] == [name])
+
+
+def _line(path: Path) -> str:
+    """The one line of a small file."""
+    return read_text(path, 4096).strip()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from yopo.attacks.steps import step_size
 from yopo.checks import (
     check_at_least,
     check_choice,
@@ -98,7 +99,7 @@ def evaluate(
         progress=progress,
     )
     if checks:
-        warnings += after(_separate(outcomes), y.cpu(), classes)
+        warnings += after(_separate(outcomes), y.cpu(), classes, threat)
     facts: dict[str, Any] = {
         "data": "given by the caller",
         "images": len(x),
@@ -178,7 +179,7 @@ def suspicious(
     rows = torch.arange(min(len(x), SAMPLE)) * len(x) // min(len(x), SAMPLE)
     fewest = min((a for a in attacks if a.kind == "pgd"), key=lambda a: a.steps, default=None)
     steps = fewest.steps if fewest else 20
-    step = 2.5 * threat.eps / steps if step is None or fewest is None else step
+    step = step_size(threat, steps) if step is None or fewest is None else step
     probed = net if precision == "bf16" else model
     with products("float32"), torch.autocast(net.device.type, enabled=False):
         return before(probed, data.images(rows), data.labels(rows), threat, step=step, steps=steps)

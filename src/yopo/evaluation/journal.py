@@ -36,8 +36,8 @@ class Journal:
             before = checkpoint.load_weights(path)["answers"] if path.exists() else answers
         except (ValueError, KeyError, OSError):
             before = answers[:0]
-        far = before.shape != answers.shape or (before - answers).norm() > 0.02 * before.norm()
-        if far:
+        alike = before.shape == answers.shape and before.dtype == answers.dtype
+        if not alike or (before - answers).norm() > 0.02 * before.norm():
             self.clear()
         self.answers = answers
 
@@ -49,8 +49,15 @@ class Journal:
         try:
             t = checkpoint.load_weights(path) if path.exists() else {}
             images = t["images"] if self.examples else torch.empty(0)
-            seconds, cost = t["seconds_and_cost"].tolist()
-            return Piece(t["rows"], t["wrong"], images, seconds, cost)
+            rows, wrong, spent = t["rows"], t["wrong"], t["seconds_and_cost"]
+            whole = rows.dtype == torch.long and wrong.dtype == torch.bool
+            fits = wrong.shape == rows.shape == (len(rows),) if rows.dim() else False
+            known = spent.shape == (2,) and bool(spent.isfinite().all())
+            if not (whole and fits and known):
+                return None
+            if self.examples and (images.dim() < 2 or len(images) != int(wrong.sum())):
+                return None
+            return Piece(rows, wrong, images, *map(float, spent))
         except (ValueError, KeyError, OSError):
             return None  # not there, damaged, or without the images that are wanted now
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from yopo.attacks.steps import step_size
 from yopo.attacks.strongest import PerSample
 from yopo.frozen import Frozen, eval_mode, forked_rng
 from yopo.losses import margin
@@ -15,11 +16,6 @@ from yopo.propagation import propagate
 from yopo.threat import Threat
 
 STEPS = 20  # of the probes' own attacks, whatever the user's are
-
-
-def step_of(threat: Threat) -> float:
-    """The probes' own step: together they cross the ball with a quarter to spare."""
-    return 2.5 * threat.eps / STEPS
 
 
 @contextmanager
@@ -82,7 +78,7 @@ def withstands(
     One step of size eps, or STEPS smaller ones. Unlike `pgd`, which keeps the best point it met
     and so can only gain from more steps, this counts the last point alone.
     """
-    eta, step = torch.zeros_like(x), threat.eps if one_step else step_of(threat)
+    eta, step = torch.zeros_like(x), threat.eps if one_step else step_size(threat, STEPS)
     for _ in range(1 if one_step else STEPS):
         at = propagate(f, x + eta, lambda z: loss(z, y).sum(), weights=None)
         eta = threat.ascend(eta, at.grad, x, step=step)

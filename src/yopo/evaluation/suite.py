@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from yopo.attacks.cw import descend
 from yopo.attacks.pgd import LOSSES, climb
+from yopo.attacks.steps import step_size
 from yopo.attacks.strongest import Strongest
 from yopo.checks import check_attack, check_targets
 from yopo.evaluation.autoattack import Stages
@@ -131,7 +132,7 @@ Phase = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 def _own(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | None) -> list[Phase]:
     """The phases of our own attacks: one for each restart."""
     check_norm(attack, threat)
-    step = step_size(threat, attack) if step is None else step
+    step = step_size(threat, attack.steps) if step is None else step
 
     def restart(x: Tensor, y: Tensor, clean: Tensor, number: int) -> tuple[Tensor, Tensor]:
         best = Strongest(f, x, y, LOSSES[attack.loss], clean)
@@ -153,15 +154,6 @@ def check_norm(attack: Attack, threat: Threat) -> None:
     """Refuse an attack that knows another ball only."""
     if attack.name.startswith("cw-linf") and isinstance(threat, L2):
         raise ValueError(f"{attack.name} is an attack in L∞, got an L2 threat; use cw")
-
-
-def step_size(threat: Threat, attack: Attack) -> float:
-    """2.5·eps/steps, which crosses the ball; in L2 at least eps/4.
-
-    Where pixels are 0 or 1, most of an L2 step points out of the box and is cut off.
-    """
-    share = 2.5 / max(attack.steps, 1)
-    return threat.eps * (max(share, 0.25) if isinstance(threat, L2) else share)
 
 
 def starts(threat: Threat, x: Tensor, purpose: str) -> Tensor:
@@ -241,9 +233,12 @@ class _Suite:
             outcome.images = torch.cat([empty, *(p.images for p in pieces)])[order]
         return outcome
 
+    def _shows(self, piece: Piece) -> bool:
+        return not self.examples or piece.images.shape[1:] == self.data.x.shape[1:]
+
     def _piece(self, key: str, phase: Phase, rows: Tensor) -> Piece:
         known = None if self.memory is None else self.memory.recall(key)
-        if known is not None and torch.equal(known.rows, rows):
+        if known is not None and torch.equal(known.rows, rows) and self._shows(known):
             return known
         started, cost = time.perf_counter(), self.net.cost
         x, y = self.data.images(rows), self.data.labels(rows)

@@ -17,8 +17,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from yopo.attacks import pgd
+from yopo.attacks.steps import step_size
 from yopo.checks import ROUNDING
-from yopo.evaluation.probe import STEPS, falls, steepest, step_of, untouched, withstands
+from yopo.evaluation.probe import STEPS, falls, steepest, untouched, withstands
 from yopo.frozen import Frozen
 from yopo.losses import margin
 from yopo.threat import L2, Linf, Threat
@@ -57,9 +58,11 @@ def before(
         return found + list(_probes(model, x[chosen].detach(), y[chosen].long(), threat))
 
 
-def after(correct: Mapping[str, Tensor], y: Tensor, classes: int) -> list[Suspicion]:
+def after(
+    correct: Mapping[str, Tensor], y: Tensor, classes: int, threat: Threat | None = None
+) -> list[Suspicion]:
     """Compare finished attacks, `clean` among them: which images (N,) stay classified as y."""
-    return [*_chance(correct, y, classes), *_black_box(correct)]
+    return [*_chance(correct, y, classes), *_black_box(correct), *_cw_alone(correct, threat)]
 
 
 def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[Suspicion]:
@@ -288,7 +291,7 @@ def _unbounded(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterat
         y,
         threat,
         steps=STEPS,
-        step=step_of(threat),
+        step=step_size(threat, STEPS),
         loss="margin",
         generator=torch.Generator(x.device).manual_seed(0),
     )
@@ -329,6 +332,17 @@ def _black_box(correct: Mapping[str, Tensor]) -> Iterator[Suspicion]:
             f"gradients broke ({_share(standing)} withstand those): the gradients are masked, or "
             "those attacks too weak. Trust the worst case over all attacks; add apgd-t, more "
             "restarts, and more queries for square.",
+        )
+
+
+def _cw_alone(correct: Mapping[str, Tensor], threat: Threat | None) -> Iterator[Suspicion]:
+    others = [name for name in correct if name != "clean" and not name.startswith("cw")]
+    if isinstance(threat, L2) and "clean" in correct and len(correct) > 1 and not others:
+        yield Suspicion(
+            "cw-alone",
+            f"cw is the only attack, and in L2 it is a weak one: its steps have a fixed rate, "
+            f"whatever the radius ({threat.eps:.3g} here), so robust accuracy is too high. Add "
+            "pgd-50 or autoattack.",
         )
 
 

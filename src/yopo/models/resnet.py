@@ -8,7 +8,12 @@ from yopo.models.stem import Stem
 
 
 class PreActBlock(nn.Module):
-    """x + conv(relu(bn(conv(relu(bn(x)))))), with a 1x1 convolution where the shape changes."""
+    """x + conv(relu(bn(conv(relu(bn(x)))))), with a 1x1 convolution where the shape changes.
+
+    That convolution sees relu(bn(x)), as in the paper's released code. In RobustBench's default
+    block and in locuslab's it sees x: their weights have the same shapes, fit after
+    `shortcut.0` is renamed `shortcut`, and give other outputs.
+    """
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()

@@ -1,8 +1,7 @@
-"""Accuracy against time and propagations, as the paper's Figure 3: inline SVG, and files."""
+"""Accuracy against time and propagations, as the paper's Figure 3: for the page, and as files."""
 
 import math
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -32,52 +31,57 @@ def numbers(runs: Sequence[Run]) -> dict[Run, int]:
     return {run: i for i, group in enumerate(seeds(runs)) for run in group}
 
 
-def svg(runs: Sequence[Run], axis: str) -> str:
-    """One chart; curves are `g.curve`, points carry the words that hovering shows."""
+def drawn(runs: Sequence[Run], axis: str) -> bool:
+    """Whether any run has points against the axis."""
+    return any(points(run, axis) for run in runs)
+
+
+def chart(runs: Sequence[Run], axis: str) -> dict[str, Any]:
+    """What stands where in one chart; points carry the words that hovering shows."""
     scale, unit = _unit(runs, axis)
     longest = max((p[axis] for r in runs for p in points(r, axis)), default=1.0) / scale
     ticks, bottom = _ticks(longest), _bottom(runs, axis)
-    parts = []
     step = next(s for s in (2, 5, 10, 20) if (100 - bottom) / s <= 6)
-    for share in range(100, bottom - 1, -step):
-        y = _y(share / 100, bottom)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{share}%</text>')
-    for tick in ticks:
-        x = _x(tick / ticks[-1])
-        parts.append(f'<text x="{x}" y="{HEIGHT - 22}" text-anchor="middle">{tick:g}</text>')
+    heights = {share: _y(share / 100, bottom) for share in range(100, bottom - 1, -step)}
+    texts = [_text(LEFT - 6, y + 4, "end", f"{share}%") for share, y in heights.items()]
+    texts += [_text(_x(t / ticks[-1]), HEIGHT - 22, "middle", f"{t:g}") for t in ticks]
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        f'<text x="{middle}" y="{HEIGHT - 4}" text-anchor="middle">{AXES[axis]}{unit}</text>'
-    )
-    for run, i in numbers(runs).items():
-        for measure in reversed(MEASURES):  # robust on top
-            parts.append(_curve(run, i, measure, axis, (scale * ticks[-1], bottom)))
-    title = f"Held-out accuracy against {AXES[axis]}"
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="group" tabindex="0" aria-label="{title}; '
-        f'arrow keys walk along the epochs and from curve to curve">{"".join(parts)}'
-        '<circle class="at" r="6" visibility="hidden"/></svg>'
-    )
+    texts.append(_text(middle, HEIGHT - 4, "middle", f"{AXES[axis]}{unit}"))
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "title": f"Held-out accuracy against {AXES[axis]}",
+        "grid": [{"x1": LEFT, "x2": WIDTH - RIGHT, "y": y} for y in heights.values()],
+        "texts": texts,
+        "curves": [
+            _curve(run, i, measure, axis, (scale * ticks[-1], bottom))
+            for run, i in numbers(runs).items()
+            for measure in reversed(MEASURES)  # robust on top
+        ],
+    }
 
 
-def _curve(run: Run, i: int, measure: str, axis: str, corner: tuple[float, int]) -> str:
+def _text(x: float, y: float, anchor: str, words: str) -> dict[str, Any]:
+    return {"x": x, "y": y, "anchor": anchor, "words": words}
+
+
+def _curve(run: Run, i: int, measure: str, axis: str, corner: tuple[float, int]) -> dict[str, Any]:
     end, bottom = corner
-    drawn = points(run, axis)
-    places = [(_x(p[axis] / end), _y(p[measure], bottom)) for p in drawn]
-    line = " ".join(f"{x},{y}" for x, y in places)
-    radius = 2.2 if len(places) <= FEW else 1.0
     attack = f"pgd-{run.config['evaluate']['steps']}" if measure == "robust" else "clean"
     dots = []
-    for (x, y), p in zip(places, drawn, strict=True):
+    for p in points(run, axis):
         spent = f"{duration(p['train_seconds'])}, {p['propagations']:.0f} propagations"
         share = f"{100 * p[measure]:.2f}% of {p['images']} images"
         tip = f"{run.label}, epoch {p['epoch']}: {attack} {share} ({run.threat}) after {spent}"
-        dots.append(f'<circle cx="{x}" cy="{y}" r="{radius}" data-tip="{escape(tip)}"/>')
-    return (
-        f'<g class="curve {measure}" data-run="{i}" data-measure="{measure}" '
-        f'style="--c: var(--c{i % len(PALETTE)})"><polyline points="{line}"/>{"".join(dots)}</g>'
-    )
+        dots.append({"x": _x(p[axis] / end), "y": _y(p[measure], bottom), "tip": tip})
+    return {
+        "run": i,
+        "colour": i % len(PALETTE),
+        "measure": measure,
+        "line": " ".join(f"{dot['x']},{dot['y']}" for dot in dots),
+        "radius": 2.2 if len(dots) <= FEW else 1.0,
+        "dots": dots,
+    }
 
 
 def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -91,21 +95,21 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
     alone = len({group[0].method for group in groups}) == len(groups)  # each method once
     for axis, name in AXES.items():
         shown = [(i, [r for r in group if points(r, axis)]) for i, group in enumerate(groups)]
-        shown = [(i, drawn) for i, drawn in shown if drawn]
+        shown = [(i, some) for i, some in shown if some]
         if not shown:
             continue
         figure = Figure(figsize=(7, max(4.2, 0.5 + 0.37 * len(shown))), layout="constrained")
         axes = figure.subplots()
         scale, unit = _unit(runs, axis)
-        for i, drawn in shown:
-            whose = drawn[0].method if alone and len(drawn) == 1 else called(drawn)
-            whose = whose if len(whose) <= LONGEST else drawn[0].name
+        for i, some in shown:
+            whose = some[0].method if alone and len(some) == 1 else called(some)
+            whose = whose if len(whose) <= LONGEST else some[0].name
             whose = whose if len(whose) <= LONGEST else f"{whose[: LONGEST - 1]}…"
             look: dict[str, Any] = {"color": PALETTE[i % len(PALETTE)], "ms": 3.5}
             for measure, style in zip(MEASURES, ("-", "--"), strict=True):
                 label = f"{whose}, {measure}".replace("$", r"\$")
                 label = f" {label}" if label.startswith("_") else label  # else it is left out
-                for run in drawn:
+                for run in some:
                     x = [p[axis] / scale for p in points(run, axis)]
                     y = [100 * p[measure] for p in points(run, axis)]
                     dots = "o" if len(x) <= FEW else ""
@@ -137,7 +141,7 @@ def _unit(runs: Sequence[Run], axis: str) -> tuple[float, str]:
 
 def _ticks(longest: float) -> list[float]:
     """Round numbers from 0 to past the longest, about five."""
-    longest = longest or 1.0
+    longest = longest if longest > 1e-9 else 1.0
     power = 10 ** math.floor(math.log10(longest / 4))
     step = next(s * power for s in (1, 2, 2.5, 5, 10) if longest / (s * power) <= 5)
     return [i * step for i in range(math.ceil(longest / step) + 1)]

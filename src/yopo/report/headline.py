@@ -99,8 +99,9 @@ def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
     rival = "trades" if name == "trades-yopo" else "pgd"
     same = [r for r in timed(runs) if _task(r) == _task(run) and r.short == run.short]
     rivals = [r for r in same if r.config["method"]["name"] == rival]
-    most = max((r.config["method"]["steps"] for r in rivals), default=0)
-    longest = seeds([r for r in rivals if r.config["method"]["steps"] == most])
+    steps = {r: r.config["method"].get("steps") or 0 for r in rivals}
+    most = max(steps.values(), default=0)
+    longest = seeds([r for r in rivals if steps[r] == most])
     return max(longest, key=lambda group: group[0].config["epochs"], default=[])
 
 

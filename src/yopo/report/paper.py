@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
-from html import escape
 from math import isclose
 from statistics import mean
 from typing import Any
@@ -11,11 +10,11 @@ from yopo.evaluation.result import Interval, wilson
 from yopo.paper import paper
 from yopo.report.headline import baseline, same_hardware, timed
 from yopo.report.records import Run, seeds
-from yopo.report.tables import Cell, table
+from yopo.report.tables import Cell, Table
 from yopo.reproduction import TABLES
 
 
-def paper_html(runs: Sequence[Run], name: str) -> str:
+def beside(runs: Sequence[Run], name: str) -> dict[str, Any]:
     """One table of the paper with our runs' figures beside its own."""
     data = paper()
     theirs = data["tables"][name]
@@ -53,12 +52,13 @@ def paper_html(runs: Sequence[Run], name: str) -> str:
             else "; the paper has none here."
         )
     )
-    return (
-        f"<h2>Beside the paper: Table {name[-1]}</h2><p>{escape(theirs['title'])}</p>"
-        + table("paper", heads, rows)
-        + "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
-        + f'<p class="small">{escape(text)}</p>'
-    )
+    return {
+        "heading": f"Table {name[-1]}",
+        "title": theirs["title"],
+        "table": Table("paper", heads, rows),
+        "notes": notes,
+        "text": text,
+    }
 
 
 def _length(run: Run, epochs: int) -> str:

@@ -4,13 +4,18 @@ import base64
 import io
 from collections import Counter
 from dataclasses import dataclass
-from html import escape
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from yopo import checkpoint
+from yopo.files import parse_json
 from yopo.report.records import Run
+
+SHOWN = ("threat", "data", "images", "weights_sha256")  # what saved examples belong to
+LARGEST = 1024  # pixels of a side
 
 
 @dataclass
@@ -20,13 +25,59 @@ class Strip:
     run: Run
     attack: str
     adversarial: Tensor  # (N, C, H, W), in [0, 1]
-    clean: Tensor | None  # the same, where the data set could be read
+    clean: Tensor | None  # the same, where the file has them
     labels: list[str]
-    guesses: list[str] | None  # on the adversarial images, where the network could be run
-    note: str = ""  # what could not be shown, and why
+    answers: list[str] | None  # to the adversarial images, where the file has them
 
 
-def strip_html(strip: Strip) -> str:
+def read_strip(run: Run) -> Strip | None:
+    """Images that the evaluation's strongest attack broke, from the file that it wrote.
+
+    No network is built and no data set is read: the evaluation wrote what there is to show.
+    """
+    file, found = run.folder / "eval-examples.safetensors", run.evaluations.get("eval.json")
+    if found is None or not file.is_file():
+        return None
+    facts, tensors = checkpoint.load_metadata(file), checkpoint.load_weights(file)
+    about = found["about"]
+    if any(facts.get(key, str(about.get(key))) != str(about.get(key)) for key in SHOWN):
+        raise ValueError(f"{file.name} is of another evaluation")
+    broken = [a for a in found["attacks"] if tensors.get(f"{a}.labels", torch.empty(0)).numel()]
+    if not broken:
+        return None
+    attack = min(broken, key=lambda a: (found["attacks"][a]["accuracy"], a))
+    parts = ("images", "labels", "clean", "answers")
+    held = {k: t for k in parts if (t := tensors.get(f"{attack}.{k}")) is not None}
+    names = parse_json(facts.get("names", "[]"), f"the metadata of {file.name}")
+    if not (_well_formed(held) and isinstance(names, list)):
+        raise ValueError(f"{file.name} was edited or is of another version")
+    rows = choose(held["labels"])
+    held = {k: t[rows] for k, t in held.items()}
+    clean = held["clean"].float() / 255 if "clean" in held else None
+    labels, answers = (
+        [str(names[i]) if 0 <= i < len(names) else str(i) for i in held[k].tolist()]
+        if k in held
+        else None
+        for k in ("labels", "answers")
+    )
+    return Strip(run, attack, held["images"].float(), clean, labels or [], answers)
+
+
+def _well_formed(held: dict[str, Tensor]) -> bool:
+    """Whether there are images of a bearable size, and one label and answer for each."""
+    images, labels = held.get("images"), held["labels"]
+    if images is None or images.dim() != 4 or not images.is_floating_point():
+        return False
+    if not 0 < max(images.shape[2:]) <= LARGEST or 0 in images.shape:
+        return False
+    whole = (held.get(key, labels) for key in ("labels", "answers"))
+    clean = held.get("clean", images.to(torch.uint8))
+    return all(t.shape == images.shape[:1] and t.dtype == torch.long for t in whole) and (
+        clean.shape == images.shape and clean.dtype == torch.uint8
+    )
+
+
+def shown(strip: Strip) -> dict[str, Any]:
     """The images one under another, example beside example."""
     eta = None if strip.clean is None else strip.adversarial - strip.clean
     if eta is not None:  # grey is no change; the largest change is black or white
@@ -37,17 +88,18 @@ def strip_html(strip: Strip) -> str:
         if strip.clean is not None and eta is not None:
             images.insert(0, _img(eta[i], "perturbation"))
             images.insert(0, _img(strip.clean[i], f"{label}, clean"))
-        told = f"read as <b>{escape(strip.guesses[i])}</b>" if strip.guesses else "misclassified"
-        caption = f"<figcaption>{escape(label)}<br>{told}</figcaption>"
-        figures.append(f"<figure>{''.join(images)}{caption}</figure>")
+        answer = strip.answers[i] if strip.answers else None
+        figures.append({"images": images, "label": label, "answer": answer})
     rows = "the adversarial image"
     if eta is not None:
         rows = (
             "from the top, the clean image, the perturbation (grey is none, the largest is black "
             "or white) and the adversarial image"
         )
-    text = f"Images that {strip.attack} broke: {rows}. {strip.note}"
-    return f'<p class="small">{escape(text)}</p><div class="strip">{"".join(figures)}</div>'
+    text = f"Images that {strip.attack} broke: {rows}."
+    if eta is None or strip.answers is None:
+        text += " An earlier version wrote them; `yopo eval --save-examples` adds what is missing."
+    return {"text": text, "figures": figures}
 
 
 def choose(labels: Tensor) -> Tensor:
@@ -61,11 +113,11 @@ def choose(labels: Tensor) -> Tensor:
     return torch.tensor(sorted(order[:8]), dtype=torch.long)
 
 
-def _img(x: Tensor, alt: str) -> str:
-    """An image (C, H, W) in [0, 1] as an element; channels beyond three are left out."""
+def _img(x: Tensor, alt: str) -> dict[str, str]:
+    """An image (C, H, W) in [0, 1] as a PNG; channels beyond three are left out."""
     x = x[:3] if x.shape[0] >= 3 else x[:1]
-    pixels = (x.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
+    x = x.nan_to_num().clamp(0, 1)
+    pixels = (x * 255).round().to(torch.uint8).permute(1, 2, 0).cpu().numpy()
     buffer = io.BytesIO()
     Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(buffer, "PNG")
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img alt="{escape(alt)}" src="data:image/png;base64,{data}">'
+    return {"alt": alt, "data": base64.b64encode(buffer.getvalue()).decode()}

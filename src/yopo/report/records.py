@@ -7,91 +7,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-from pydantic import BaseModel, ValidationError
-
-from yopo import seals
 from yopo.config import validate
 from yopo.evaluation.card import norm
 from yopo.files import file_digest
 from yopo.guard import learnt, nothing_learnt
+from yopo.report.reading import (
+    EVALUATIONS,
+    read_config,
+    read_evaluation,
+    read_lines,
+    read_result,
+)
 from yopo.reproduction import TIMED
 from yopo.run_folder import BEST, LAST
 from yopo.threat import L2, Linf
 
-EVALUATIONS = ("eval.json", "model.eval.json", "model-last.eval.json")
 # Settings that say nothing about what is trained, and how fast.
 FREE = ("seed", "evaluate", "checkpoint", "diagnose", "notes")
 LABELS = {"natural": "Natural", "fast": "FGSM-RS", "nfgsm": "N-FGSM", "free": "Free"}
-
-
-# What the page reads of each file; other things may stand there too.
-class _Share(BaseModel):
-    accuracy: float
-    interval: list[float]
-
-
-class _Attack(_Share):
-    settings: str
-    seconds: float
-    propagations: float
-
-
-class _About(BaseModel):
-    data: str
-    threat: str
-    weights: str
-    weights_sha256: str
-    precision: str
-    model: str
-    packages: str
-    hardware: str
-    finished: str
-    commit: str | None = None
-    images: int
-    eps: float
-    seed: int
-    batch: int
-
-
-class _Evaluation(BaseModel):
-    attacks: dict[str, _Attack]
-    worst: _Share
-    about: _About
-    warnings: list[dict[str, str]]
-
-
-class _Result(BaseModel):
-    last: dict[str, float]
-    best_epoch: int
-    test_images: int
-    train_seconds: float
-    propagations: float
-
-
-class _Named(BaseModel):
-    name: str
-
-
-class _Threat(_Named):
-    eps: float
-
-
-class _Evaluate(BaseModel):
-    steps: int
-
-
-class _Config(BaseModel):
-    method: _Named
-    threat: _Threat
-    data: _Named
-    model: _Named
-    evaluate: _Evaluate
-    epochs: int
-
-
-class _Line(BaseModel):
-    epoch: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +45,7 @@ class Run:
         m = self.config["method"]
         label = LABELS.get(m["name"], m["name"].upper())
         names = ("m",) if m["name"] == "pmp" else ("steps", "m", "n")
-        numbers = [str(m[k]) for k in names if k in m]
+        numbers = [str(m[k]) for k in names if m.get(k) is not None]
         which = m.get("grad_at", "after")
         return "-".join([label, *numbers]) + (f" {which}" if which != "after" else "")
 
@@ -309,90 +242,15 @@ def _read(folder: Path, name: str) -> Run:
         inside = sorted(path.parent.name for path in folder.glob("*/config.yaml"))
         fix = f"did you mean {folder}/{inside[0]}?" if inside else "check the path"
         raise ValueError(f"expected a run folder with config.yaml, got {folder}; {fix}")
-    try:
-        config = yaml.safe_load(_text(folder / "config.yaml"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{folder / 'config.yaml'} is not YAML: {error}") from None
-    seals.check_yaml(_text(folder / "config.yaml"), config, folder / "config.yaml")
-    config = config if isinstance(config, dict) else {}
-    method = config.get("method")
-    lacking = [] if isinstance(method, dict) and "name" in method else ["method"]
-    needed = ("threat", "data", "model", "evaluate", "epochs", "seed")
-    lacking += [key for key in needed if key not in config]
-    if lacking:
-        raise ValueError(
-            f"expected the settings of a run in {folder / 'config.yaml'}, found no "
-            f"{', '.join(lacking)}; `yopo train` writes them"
-        )
-    _check(folder / "config.yaml", config, _Config)
-    found = {file: _json(folder / file) for file in EVALUATIONS}
-    lines, torn = _lines(folder / "metrics.jsonl")
+    evaluations = (folder / file for file in EVALUATIONS if (folder / file).exists())
+    result = folder / "result.json"
+    lines, torn = read_lines(folder / "metrics.jsonl")
     return Run(
         name,
         folder,
-        config,
+        read_config(folder / "config.yaml"),
         lines,
-        _json(folder / "result.json"),
-        {file: value for file, value in found.items() if value is not None},
+        read_result(result) if result.exists() else None,
+        {path.name: read_evaluation(path) for path in evaluations},
         torn,
     )
-
-
-def _json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        value: dict[str, Any] = json.loads(_text(path), parse_constant=lambda _: None)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    value = seals.opened(value, path)
-    needed = {"attacks", "worst", "about", "warnings"} if path.name in EVALUATIONS else {"last"}
-    if not isinstance(value, dict) or not needed <= {*value}:
-        raise ValueError(f"expected {', '.join(sorted(needed))} in {path}; was it cut off?")
-    _check(path, value, _Evaluation if path.name in EVALUATIONS else _Result)
-    return value
-
-
-def _check(path: Path, value: object, kind: type[BaseModel]) -> None:
-    """Refuse a file that was edited, or written by another version, before it is drawn."""
-    try:
-        kind.model_validate(value, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        nothing = first["type"] == "missing" or first["input"] is None
-        got = "nothing" if nothing else repr(first["input"])[:40]
-        raise ValueError(
-            f"{path} was edited or is of another version: it has {got} for "
-            f"{'.'.join(map(str, first['loc']))}; make the file anew, or leave the run out"
-        ) from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
-
-
-def _lines(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The lines, and whether a last one was cut off."""
-    if not path.is_file():
-        return [], False
-    lines: list[dict[str, Any]] = []
-    texts = _text(path).split("\n")
-    if not texts[-1]:  # after the last line's end
-        texts.pop()
-    cut = not _text(path).endswith("\n")
-    for number, text in enumerate(texts, 1):
-        try:
-            line = json.loads(text, parse_constant=lambda _: None)  # no NaN
-        except ValueError as error:
-            if cut and number == len(texts):  # a run that is writing, or was killed while it wrote
-                return lines, True
-            raise ValueError(f"line {number} of {path} is not JSON: {error}") from None
-        line = seals.opened(line, f"line {number} of {path}", seals.SHORT)
-        if not isinstance(line, dict):
-            raise ValueError(f"expected an epoch in line {number} of {path}, got {text[:40]}")
-        _check(path, line, _Line)
-        lines.append(line)
-    return lines, False

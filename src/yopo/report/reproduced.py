@@ -89,6 +89,7 @@ def _row(what: Reproduction, row: str, runs: Sequence[Run]) -> dict[str, Any]:
 def _trainer(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the trainer itself measured on the test set: clean and robust, best and last weights."""
     attack = next(key for key in results[0]["last"] if key != "clean")
+    results = [r for r in results if attack in r["last"]]  # others were measured otherwise
     shares = {
         which: [mean(r.get(which, r["last"])[key] for r in results) for key in ("clean", attack)]
         for which in ("best", "last")
@@ -132,7 +133,7 @@ def _literal(name: str, bench: dict[str, Any], rows: Sequence[str]) -> dict[str,
     what, model = TABLES[name], paper()["tables"][name]["model"]
     if bench["model"] != model:
         raise ValueError(f"expected a bench of {model} beside {name}, got one of {bench['model']}")
-    steps = {r["method"]: r["literal"] for r in bench["rows"]}
+    steps = {r["method"]: r.get("literal") for r in bench["rows"]}
     ours = [row for row in rows if row not in CONTROLS]  # theirs would be a ratio of epochs alone
     spent = {row: ms * what.config(row).epochs for row in ours if (ms := steps.get(in_bench(row)))}
     base = spent.pop(what.against, None)

@@ -1,0 +1,102 @@
+"""docs/security.md: every sentence has a test."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hostile import write_full_run
+from tests.reports import Page
+
+ROOT = Path(__file__).parents[1]
+# The beginning of each sentence, and what shows it.
+TESTS = {
+    "What you type is trusted": "test_strangers.test_the_users_own_word_builds_it",
+    "`yopo train`, `compare`": "test_strangers.test_a_run_is_trained_from_what_the_user_says_alone",
+    "Modules in the working directory": "test_strangers.test_a_named_function_is_not_called",
+    "Do not run `python -m yopo`": "test_security.test_python_looks_in_the_working_directory",
+    "It may name our own networks": "test_strangers.test_a_named_function_is_not_called",
+    "To timm it may": "test_strangers.test_timm_is_not_given_options_that_are_not_plain",
+    "No network is built": "test_strangers.test_absurd_sizes_are_refused_before_memory_is_taken",
+    "Weights are safetensors": "test_cli_eval.test_a_run_or_checkpoint_that_does_not_fit_is_named",
+    "It says which data": "test_strangers.test_data_on_another_computer_are_not_asked_for",
+    "Data are never fetched": "test_strangers.test_missing_data_are_not_fetched",
+    "Reading data runs no code": "test_strangers.test_data_run_no_code",
+    "Links in the folder": "test_strangers.test_nothing_is_written_through_a_link",
+    "`yopo report` reads": "test_security.test_the_report_builds_no_network_and_reads_no_data",
+    "On the report's page": "test_hostile_page.test_no_word_becomes_an_element_or_an_attribute",
+    "The page's policy": "test_report_browser.test_hostile_words_run_nothing_and_fetch_nothing",
+    "In the terminal": "test_strangers.test_no_name_steers_the_terminal",
+    "In a card's Markdown": "test_strangers.test_a_card_shows_names_as_names",
+    "The commit in a card": "test_strangers.test_the_commit_is_read_and_git_is_not_asked",
+    "Nobody vouches": "test_report.test_tables_and_cards_hold_every_number_of_the_records",
+    "`yopo eval` goes on": "test_cli_eval.test_an_interrupted_eval_goes_on_with_the_same_command",
+}
+
+
+def test_every_sentence_has_a_test() -> None:
+    text = (ROOT / "docs" / "security.md").read_text()
+    sentences = re.findall(r"(?m)^- (.+)$", text)
+    assert len(sentences) == len(TESTS)
+    for sentence, start in zip(sentences, TESTS, strict=True):
+        assert sentence.startswith(start)
+    for test in TESTS.values():
+        module, name = test.split(".")
+        tree = ast.parse((ROOT / "tests" / f"{module}.py").read_text())
+        assert name in {f.name for f in tree.body if isinstance(f, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_python_looks_in_the_working_directory(tmp_path: Path, safe: bool) -> None:
+    """-P is how the installed command starts Python's search: not in the working directory."""
+    (tmp_path / "torch.py").write_text("open('ran', 'w'); raise SystemExit")
+    words = [sys.executable, *(["-P"] if safe else []), "-m", "yopo", "--version"]
+    path = {"PYTHONPATH": str(ROOT / "src")}
+    subprocess.run(words, cwd=tmp_path, env=os.environ | path, check=True, capture_output=True)
+    assert (tmp_path / "ran").exists() != safe
+
+
+LOOK = """
+import sys, torch
+def stop(*_, **__):
+    raise RuntimeError("a network or a data set")
+torch.nn.Module.__init__ = stop
+import yopo.data
+yopo.data.load = yopo.data.sources.load = stop
+from yopo import cli
+sys.argv = ["yopo", "report", *sys.argv[1:]]
+cli.main()
+print("built:", sorted({"yopo.build", "yopo.strangers", "yopo.cli.saved"} & sys.modules.keys()))
+"""
+
+
+def test_the_report_builds_no_network_and_reads_no_data(tmp_path: Path) -> None:
+    run, page = write_full_run(tmp_path / "run"), tmp_path / "report.html"
+    words = [sys.executable, "-c", LOOK, str(run), "--out", str(page), "--paper", "table2"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "built: []" in done.stdout
+    found = Page(page.read_text())
+    assert len(found.all("img")) == 24
+    assert found.text.count("read as") == 8
+
+
+def test_the_record_of_hostile_folders() -> None:
+    """What records/hostile-cpu counts: no command, and no less than 50 folders."""
+    record = json.loads((ROOT / "records" / "hostile-cpu" / "hostile.json").read_text())
+    counts = record["counts"]
+    assert counts["cases"] == len(record["cases"]) >= 50
+    bad = ("commands", "network", "changed", "steering", "hangs", "killed", "memory")
+    assert [counts[key] for key in bad] == [0] * len(bad)
+    row = next(
+        s for s in (ROOT / "records" / "README.md").read_text().splitlines() if "hostile-" in s
+    )
+    assert f"| {counts['cases']} hostile run folders" in row
+    assert f" {counts['runs of commands']} times in all" in row
+    runs = [found for case in record["cases"].values() for found in case.values()]
+    for key in (*bad, "tracebacks", "done", "refused"):
+        assert sum(found.get(key, 0) for found in runs) == counts[key]
