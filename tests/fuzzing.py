@@ -170,7 +170,8 @@ def edited(draw: st.DrawFn, tree: Any) -> Any:
             branch = branch[key]
         match draw(st.sampled_from(WAYS)):
             case "nudge":
-                branch[last] = draw(st.sampled_from(ALIKE.get(type(branch[last]), (None,))))
+                alike = ALIKE.get(type(branch[last]), (None,))
+                branch[last] = copy.deepcopy(draw(st.sampled_from(alike)))
             case "replace":
                 branch[last] = draw(VALUES)
             case "delete":
@@ -232,6 +233,21 @@ def as_yaml(tree: Any) -> bytes:
         return b""
 
 
+def each_edit(tree: Any, values: tuple[Any, ...]) -> Iterator[Any]:
+    """The tree with one value deleted or replaced, for every place in it."""
+    for *above, last in (where for where in paths(tree) if where):
+        for value in ("delete", *values):
+            edit = copy.deepcopy(tree)
+            branch = edit
+            for key in above:
+                branch = branch[key]
+            if value == "delete":
+                del branch[last]
+            else:
+                branch[last] = value
+            yield edit
+
+
 def text_inputs(tree: Any, dump: Callable[[Any], bytes], *more: bytes) -> Strategy:
     """For a file of text that holds a tree."""
     return st.one_of(
@@ -278,8 +294,9 @@ def tensors(draw: st.DrawFn, content: bytes) -> bytes:
                 kinds = (torch.float64, torch.float16, torch.int64, torch.bool, torch.uint8)
                 found[name] = tensor.to(draw(st.sampled_from((*kinds, torch.complex64))))
             case "shape":
-                ways = (tensor.flatten(), tensor[None], tensor[..., None], tensor.sum(), tensor[:0])
-                found[name] = draw(st.sampled_from(ways if tensor.dim() else ways[:3]))
+                flat = tensor.flatten()
+                ways = (flat, tensor[None], tensor[..., None], tensor.sum(), flat[:0])
+                found[name] = draw(st.sampled_from(ways))
             case "rename":
                 found[draw(st.sampled_from((*found, f"{name}.x", "", "pgd-40.labels")))] = tensor
             case "grow":
@@ -895,7 +912,7 @@ def _data(room: Path, heavy: bool) -> dict[str, Reader]:
 
 PICKLES = (
     b"cos\nsystem\n(S'true'\ntR.",
-    b"\x80\x02Nr\xff\xff\xff\xff.",  # a memo of 2³² places
+    b"\x80\x02Nr\0\0\0\x08.",  # a memo of 2²⁷ places
     b"\x80\x02" + b"(" * 100_000 + b".",
     b"\x80\x02]q\0" + b"h\0a" * 50_000 + b".",
     b"\x80\x04\x8e" + b"\xff" * 7 + b"\x7f.",  # bytes of 2⁶³

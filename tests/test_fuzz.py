@@ -6,15 +6,18 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import HealthCheck, given, settings
 
 from tests import fuzzing
 from tests.fuzzing import GONE, PLACES, Damage, Hang, NoSentence, Reader, attempt, readers
+from yopo import seals
 
 ROOT = Path(__file__).parents[1]
 NAMES = (
@@ -27,6 +30,7 @@ SPARED = {"examples", "eval before", "journal", "journal's network"}
 OPTIONAL = {"metrics", "result", "eval", "result, compare"}  # a run may be without it
 AMONG_OTHERS = {"seal", "values", "state", "idx", "idx, gzip", "cifar batch"}  # the folder is named
 INPUTS = 40  # for each reader
+SLOW = {"eval before": 10}  # it evaluates a network
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +50,62 @@ def test_damaged_files_are_read_or_refused_in_a_sentence(
     reader, counts = every[name], Counter[bool]()
     assert attempt(reader, reader.whole).refused is None
 
-    @settings(max_examples=INPUTS, database=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(
+        max_examples=SLOW.get(name, INPUTS),
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     @given(reader.inputs)
     def meet(damage: Damage) -> None:
         counts[attempt(reader, damage).refused is None] += 1
 
     meet()
-    assert sum(counts.values()) >= INPUTS // 2
+    assert sum(counts.values()) >= SLOW.get(name, INPUTS) // 2
     assert attempt(reader, reader.whole).refused is None  # nothing was spoilt for later
+
+
+@pytest.mark.parametrize(
+    "name", ["config, report", "metrics", "result", "eval", "bench", "values", "result, compare"]
+)
+@pytest.mark.usefixtures("float32")
+def test_no_value_of_another_kind_is_met_later(name: str, every: dict[str, Reader]) -> None:
+    """Each value of each file, one by one."""
+    reader, refused, accepted = every[name], 0, 0
+    text, kind = reader.whole.decode(), reader.path.suffix
+    if kind == ".yaml":
+        tree, dump = yaml.safe_load(text), fuzzing.as_yaml
+    elif kind == ".jsonl":
+        tree, dump = [json.loads(text.splitlines()[0])], fuzzing.as_lines
+    else:
+        tree, dump = json.loads(text), fuzzing.as_json
+        tree.pop(seals.KEY, None)
+    values: tuple[Any, ...] = (
+        (None, -1, "a") if kind == ".yaml" else (None, -1, 10**12, 0.5, "a", [], {})
+    )
+    for edit in fuzzing.each_edit(tree, values):
+        if attempt(reader, dump(edit)).refused:
+            refused += 1
+        else:
+            accepted += 1
+    assert refused
+    assert accepted
+
+
+@pytest.mark.parametrize(
+    ("name", "traps"),
+    [
+        ("cifar batch", fuzzing.PICKLES),
+        ("picture", fuzzing.OTHERS),
+        ("recipe", [text.encode() for text in fuzzing.YAML_TEXTS]),
+        ("config, eval", [text.encode() for text in fuzzing.YAML_TEXTS]),
+    ],
+)
+@pytest.mark.usefixtures("float32")
+def test_known_traps_are_refused(
+    name: str, traps: Sequence[bytes], every: dict[str, Reader]
+) -> None:
+    for trap in traps:
+        assert attempt(every[name], trap).refused, trap
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -27,6 +27,7 @@ TESTS = {
     "It says which data": "test_strangers.test_data_on_another_computer_are_not_asked_for",
     "Data are never fetched": "test_strangers.test_missing_data_are_not_fetched",
     "Reading data runs no code": "test_strangers.test_data_run_no_code",
+    "Damaged or absurd files": "test_fuzz.test_damaged_files_are_read_or_refused_in_a_sentence",
     "Links in the folder": "test_strangers.test_nothing_is_written_through_a_link",
     "`yopo report` reads": "test_security.test_the_report_builds_no_network_and_reads_no_data",
     "On the report's page": "test_hostile_page.test_no_word_becomes_an_element_or_an_attribute",

@@ -12,8 +12,9 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 SETTINGS = 64 << 10  # bytes of a file of settings
 TEXT = 16 << 20  # bytes of any other text
@@ -26,7 +27,7 @@ ODD = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 FLAT, RATIO = 64 << 20, 200  # bytes; and how far data sets that are larger shrink in a file
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_plain(path: Path) -> BufferedReader:
     """A file to read from, if it is a plain one: pipes are waited for, devices may not end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is no plain file; put one there, or remove it")
@@ -173,5 +174,5 @@ def flush(path: Path) -> None:
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
