@@ -169,15 +169,13 @@ def kill_one_of_torchrun(scenario: Scenario, out: Path, rng: random.Random) -> d
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    ranks: list[int] = []
-    while len(ranks) < 2 and process.poll() is None:
-        listed = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
-        ranks = [int(p) for p in subprocess.run(listed, capture_output=True).stdout.split()]
+    while len(_children(process.pid)) < 2 and process.poll() is None:
         time.sleep(0.05)
     rank, after = rng.randrange(2), rng.uniform(0, 10)
     time.sleep(after)
     found: dict[str, Any] = {"rank": rank, "after": round(after, 3), "how": "torchrun"}
-    if process.poll() is not None:
+    ranks = _children(process.pid)  # now: a number may soon be another process's
+    if process.poll() is not None or len(ranks) < 2:
         process.communicate()
         return found | {"killed": False}
     os.kill(ranks[rank], signal.SIGKILL)
@@ -185,9 +183,9 @@ def kill_one_of_torchrun(scenario: Scenario, out: Path, rng: random.Random) -> d
     try:
         said, _ = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        process.kill()
-        for pid in ranks:
+        for pid in _children(process.pid):
             os.kill(pid, signal.SIGKILL)
+        process.kill()
         said, _ = process.communicate()
     seconds = round(time.monotonic() - began, 2)
     return found | {
@@ -196,6 +194,11 @@ def kill_one_of_torchrun(scenario: Scenario, out: Path, rng: random.Random) -> d
         "seconds": seconds,
         "said": said[-300:],
     }
+
+
+def _children(pid: int) -> list[int]:
+    listed = ["ps", "-o", "pid=", "--ppid", str(pid)]
+    return [int(p) for p in subprocess.run(listed, capture_output=True).stdout.split()]
 
 
 def check(found: dict[str, Any], scenario: Scenario, out: Path, world: int) -> list[str]:
