@@ -430,7 +430,7 @@ def test_a_tensors_name_does_not_fill_the_screen(tmp_path: Path) -> None:
     file, config, data = tmp_path / "net.safetensors", tiny_config(), tiny_data()
     state = dict(build_model(config.model, data.x_train, 4).state_dict())
     checkpoint.save_weights(file, state | {"9" * 5000: torch.zeros(1)}, {})
-    with pytest.raises(ValueError, match="another architecture .*999") as caught:
+    with pytest.raises(ValueError, match=r"another architecture .*999") as caught:
         load_model(Saved(config, file, trusted=True), data)
     assert len(str(caught.value)) < 600
 

@@ -155,7 +155,15 @@ def test_the_record_has_20_000_inputs_and_no_failure() -> None:
     assert {*found["readers"]} == {*NAMES}
     assert found["total"]["inputs"] >= 20_000
     assert found["total"]["failed"] == 0 == len(found["failures"])
-    for row in found["readers"].values():
+    rows = found["readers"].values()
+    said = next(
+        line for line in (ROOT / "records/README.md").read_text().splitlines() if "fuzz-cpu" in line
+    )
+    for key in ("inputs", "accepted", "refused"):
+        assert f"{found['total'][key]:,}" in said
+    assert f"{max(row['longest_seconds'] for row in rows):.2f} s" in said
+    assert f"{max(row['growth_megabytes'] for row in rows)} MB" in said
+    for row in rows:
         assert row["longest_seconds"] <= found["about"]["limits"]["seconds"] == fuzzing.SECONDS
         assert row["growth_megabytes"] << 20 <= fuzzing.GROWTH
         assert row["inputs"] >= 900
