@@ -94,6 +94,7 @@ def test_numbers_lists_and_options_from_strings() -> None:
         ({"epochs": "many"}, r"epochs: .*valid integer.*got 'many'"),
         ({"ema": "1"}, r"ema: .*less than 1"),
         ({"model.options": "3"}, r"model\.options: .*as --model\.options\.width 16"),
+        ({"data.path": "x" * 5000}, r"data\.path: expected a path of at most 1,000"),
         ({"model.options.width": "[1"}, r"model\.options: .*is not YAML"),
         ({"epochs": "3", "epochs.foo": "3"}, r"does not go together"),
     ],

@@ -58,11 +58,19 @@ def _list(value: object) -> object:
     return words if any(words) else []
 
 
+def _place(value: object) -> object:
+    """A path that a message can name."""
+    if len(str(value)) > 1000:
+        raise ValueError("expected a path of at most 1,000 letters")
+    return value
+
+
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0, le=MOST)]
 NotNegative = Annotated[float, BeforeValidator(number), Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
 FromNought = Annotated[int, Field(ge=0, le=MOST)]
 Words = Annotated[str, Field(max_length=1000)]
+Place = Annotated[Path, BeforeValidator(_place)]
 Part = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
 Names = Annotated[list[Words], BeforeValidator(_list)]
@@ -193,8 +201,8 @@ class DataConfig(Section):
     """Images and what is done to them."""
 
     name: Words = Field("mnist-subset", description="mnist-subset, mnist, cifar10, npz or folder")
-    root: Path | None = Field(None, description="folder with the data (mnist, cifar10, folder)")
-    path: Path | None = Field(None, description="file with the data (npz)")
+    root: Place | None = Field(None, description="folder with the data (mnist, cifar10, folder)")
+    path: Place | None = Field(None, description="file with the data (npz)")
     size: Count | None = Field(None, description="side that images of a folder are brought to")
     held_out: Count = Field(
         500, description="training images kept aside to choose the best weights"
