@@ -236,3 +236,16 @@ def test_one_weight_gradient_under_autoattack() -> None:
     parts = told["attacks"]["autoattack"]["after"]
     rest = 100 * (parts["apgd-t"] - parts["square"])
     assert f"the other two took {rest:.2f} points more" in page
+
+
+def test_a_thousand_kills() -> None:
+    found = json.loads((ROOT / "records/kills-cpu/kills.json").read_text())
+    lines = (ROOT / "records/kills-cpu/kills.jsonl").read_text().splitlines()
+    assert found["kills"] == len(lines) == sum(found["by_method"].values())
+    assert (found["runs_that_differ"], found["differences"]) == (0, [])
+    words = (
+        f"{found['kills']:,} SIGKILLs in {found['runs']} training runs of eleven methods, "
+        f"{found['inside_a_write']} of them inside a write"
+    )
+    assert len(found["by_method"]) == 11
+    assert words in (ROOT / "records/README.md").read_text()
