@@ -1,5 +1,6 @@
 """The user's model is left exactly as found."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 
 from tests.conftest import Batch, bn_convnet
 from tests.test_methods import METHODS, Make, every_method
-from yopo import YOPO, Linf, Split
+from yopo import YOPO, Linf, Split, models
 from yopo.attacks import cw, pgd
+from yopo.frozen import Frozen
 
 THREAT = Linf(0.1)
 
@@ -157,3 +159,42 @@ def test_every_method_is_covered() -> None:
         and not value.__abstractmethods__
     }
     assert {type(make(bn_convnet())) for make in METHODS.values()} == exported
+
+
+class Block(nn.Module):
+    """LayerNorm, Linear, GELU, Linear, as in a transformer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.narrow(F.gelu(self.widen(self.norm(x))))
+        return out
+
+
+def kept_for_the_way_back(model: nn.Module, network: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """Bytes that a forward pass keeps, parameters aside."""
+    own, kept = {p.data_ptr() for p in model.parameters()}, dict[int, int]()
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = network(x.clone().requires_grad_())
+        assert out.requires_grad  # and so all that it keeps is still there
+        return sum(size for place, size in kept.items() if place not in own)
+
+
+def test_attack_passes_keep_nothing_for_the_weights() -> None:
+    """What docs/design.md says of transformers and of convolutions after BatchNorm and ReLU."""
+    x = torch.rand(4, 16, 32)
+    blocks = nn.Sequential(*(Block(32) for _ in range(8)))
+    frozen = kept_for_the_way_back(blocks, Frozen(blocks), x)
+    assert 1.8 < kept_for_the_way_back(blocks, blocks, x) / frozen < 2.2
+    x = torch.rand(4, 3, 16, 16)
+    resnet = models.preactresnet18(width=4)
+    frozen = kept_for_the_way_back(resnet, Frozen(resnet), x)
+    assert kept_for_the_way_back(resnet, resnet, x) < 1.05 * frozen

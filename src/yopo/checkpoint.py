@@ -17,6 +17,7 @@ from torch import Tensor
 
 from yopo import seals
 from yopo.files import (
+    RATIO,
     check_unpacked,
     file_digest,
     flush,
@@ -191,7 +192,8 @@ def _load_tensors(path: Path) -> Tensors:
 def _check_header(path: Path) -> None:
     """Refuse a pickle, and a file that says more of its tensors than anyone can bear."""
     with open_plain(path) as file:
-        start, about = file.read(9), os.fstat(file.fileno())
+        start, size = file.read(9), os.fstat(file.fileno()).st_size
+        filled = _filled(file.fileno(), size)
     # A safetensors file begins with the length of its header, which may look like a pickle's start,
     # and then the header, which is JSON.
     pickles = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -203,7 +205,23 @@ def _check_header(path: Path) -> None:
     if (length := int.from_bytes(start[:8], "little")) > HEADER or start[8:] != b"{":
         raise ValueError(f"{path} is not a safetensors file (a header of {length:,} bytes?)")
     # A file that is all holes takes no room on the disk, and all there is in memory.
-    check_unpacked(path, about.st_size, 512 * getattr(about, "st_blocks", about.st_size))
+    check_unpacked(path, size, filled)
+
+
+def _filled(handle: int, size: int) -> int:
+    """How much of a file is no hole, counted until that is plainly enough.
+
+    Not by its blocks on the disk: some file systems count none of what they have not written yet.
+    """
+    if not hasattr(os, "SEEK_DATA"):
+        return size
+    filled = end = 0
+    with suppress(OSError):  # nothing but a hole is left
+        while end < size and RATIO * filled < size:
+            start = os.lseek(handle, end, os.SEEK_DATA)
+            end = os.lseek(handle, start, os.SEEK_HOLE)
+            filled += end - start
+    return filled
 
 
 def _write_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -70,19 +70,14 @@ def write_yaml(path: Path, tree: Mapping[str, Any]) -> None:
 
 def read_yaml(path: Path) -> Any:  # noqa: ANN401
     """The settings in a run's file, if their checksum agrees."""
-    tree = files.read_yaml(path)
-    check_yaml(files.read_text(path, files.SETTINGS), tree, path)
-    return tree
-
-
-def check_yaml(text: str, tree: object, where: Path | str) -> None:
-    """Refuse settings, read from this text, whose checksum does not agree."""
-    first = text.partition("\n")[0].rstrip()
+    text = files.read_text(path, files.SETTINGS)
+    tree, first = files.parse_yaml(text, str(path)), text.partition("\n")[0].rstrip()
     if first.startswith(HEAD) and first.removeprefix(HEAD) != digest(tree):
         raise ValueError(
-            f"{where} was damaged or edited: its checksum does not fit. `train --resume` makes "
+            f"{path} was damaged or edited: its checksum does not fit. `train --resume` makes "
             "it anew; if you changed it yourself, take its first line away"
         )
+    return tree
 
 
 def digest(value: object) -> str:
