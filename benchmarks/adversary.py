@@ -18,12 +18,12 @@ from torch import Tensor
 
 import yopo
 from yopo.cli.saved import find, load_model
+from yopo.core.first_layer import Split
+from yopo.core.frozen import Frozen
+from yopo.core.hamiltonian import ascend
+from yopo.core.propagation import Objective
 from yopo.data import load
-from yopo.frozen import Frozen
-from yopo.hamiltonian import ascend
 from yopo.methods.trades import consistency_with
-from yopo.propagation import Objective
-from yopo.split import Split
 
 # (m, n, steps in 255ths); m rounds of n = 1 are TRADES-m
 KINDS = ((10, 1, (2.0,)), (3, 4, (1.0, 1.5, 2.0, 3.0)), (5, 2, (2.0,)), (2, 5, (2.0,)))

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import yopo
 from benchmarks.cost import medians
+from yopo.attacks.names import parse
 from yopo.data.sources import mnist_subset
-from yopo.evaluation.names import parse
 from yopo.evaluation.suite import run
 
 STEPS, BATCH, EPS = 20, 250, 0.1

@@ -41,14 +41,16 @@ from safetensors.torch import save
 
 import yopo
 from tests.hostile import write_full_run
-from tests.runs import Silent, tiny_data, tiny_trainer
-from yopo import checkpoint, cli, files
+from tests.tiny import Silent, tiny_data, tiny_trainer
+from yopo import cli
 from yopo.cli.training import resolve
-from yopo.config import Tree
+from yopo.core import files, tensor_files
 from yopo.data import load
 from yopo.data.formats import PIXELS
 from yopo.data.sources import CIFAR_BATCHES, IDX_FILES, KEYS
-from yopo.recipes import method_tree
+from yopo.runs import checkpoint
+from yopo.runs.recipes import method_tree
+from yopo.runs.settings import Tree
 
 SECONDS, GROWTH = 5.0, 500 << 20
 Damage = bytes | str  # what the file holds, or what stands in its place
@@ -316,7 +318,7 @@ def safetensors(draw: st.DrawFn, content: bytes) -> bytes:
     """A safetensors file whose header, or its length, says something else."""
     length = int.from_bytes(content[:8], "little")
     header, body = json.loads(content[8 : 8 + length]), content[8 + length :]
-    header.get("__metadata__", {}).pop(checkpoint.ENTRY, None)
+    header.get("__metadata__", {}).pop(tensor_files.ENTRY, None)
     if draw(st.booleans()) and "config" in header.get("__metadata__", {}):
         tree = json.loads(header["__metadata__"]["config"])
         header["__metadata__"]["config"] = json.dumps(draw(edited(tree)))
@@ -346,9 +348,9 @@ def safetensors_inputs(content: bytes) -> Strategy:
 
 def unsealed(path: Path, **metadata: str) -> bytes:
     """A weights file without its checksum, so that what is changed in it is read."""
-    tensors = checkpoint.load_weights(path)
-    words = checkpoint.load_metadata(path) | metadata
-    checkpoint._write_tensors(tensors, path, words)
+    tensors = tensor_files.load_weights(path)
+    words = tensor_files.load_metadata(path) | metadata
+    tensor_files.write_tensors(tensors, path, words)
     return path.read_bytes()
 
 

@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from tests.reports import write_run
-from yopo import checkpoint
+from yopo.core import tensor_files
 from yopo.report.page import page
 from yopo.report.pictures import read_strip
 from yopo.report.records import read_runs
@@ -74,7 +74,7 @@ def write_full_run(folder: Path) -> Path:
     images = torch.rand(9, 1, 4, 4, dtype=torch.float32)
     tensors = {"images": images, "clean": (255 * images).to(torch.uint8)}
     tensors |= {"labels": torch.arange(9), "answers": torch.arange(9).flip(0)}
-    checkpoint.save_weights(
+    tensor_files.save_weights(
         folder / EXAMPLES,
         {f"cw.{k}": t for k, t in tensors.items()},
         {"names": json.dumps([f"class {i}" for i in range(9)])},
@@ -129,7 +129,9 @@ def spoil(folder: Path, evil: Callable[[int], str]) -> int:
     """Make as many words hostile as the report still reads; how many."""
     count = 0
     facts = {"names": json.dumps([evil(i) for i in range(9)])}
-    checkpoint.save_weights(folder / EXAMPLES, checkpoint.load_weights(folder / EXAMPLES), facts)
+    tensor_files.save_weights(
+        folder / EXAMPLES, tensor_files.load_weights(folder / EXAMPLES), facts
+    )
     for place in list(places(folder)):
         if place[2]:
             continue

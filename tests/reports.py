@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from tests.runs import tiny_config
-from yopo.config import Tree
+from tests.tiny import tiny_config
+from yopo.runs.settings import Tree
 
 VOID = {"meta", "img", "br", "link", "input"}
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import yopo
-from yopo import checkpoint
+from yopo.core import tensor_files
 from yopo.data.sources import mnist_subset
 from yopo.models import Normalize, SmallCNN
 
@@ -49,7 +49,7 @@ def network(name: str) -> nn.Module:
     """One of `NETWORKS`, trained, float32 and in eval mode."""
     with torch.random.fork_rng():
         model = NETWORKS[name]().float()
-    stored = checkpoint.load_weights(WEIGHTS).items()
+    stored = tensor_files.load_weights(WEIGHTS).items()
     model.load_state_dict(
         {k.removeprefix(f"{name}/"): v for k, v in stored if k.startswith(f"{name}/")}
     )
@@ -94,4 +94,4 @@ def _train(name: str) -> nn.Module:
 if __name__ == "__main__":
     every = {f"{name}/{k}": v for name in NETWORKS for k, v in _train(name).state_dict().items()}
     half = {k: v.half() if v.is_floating_point() else v for k, v in every.items()}  # fewer bytes
-    checkpoint.save_weights(WEIGHTS, half, {})
+    tensor_files.save_weights(WEIGHTS, half, {})

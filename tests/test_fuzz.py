@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 
 from tests import fuzzing
 from tests.fuzzing import GONE, PLACES, Damage, Hang, NoSentence, Reader, attempt, readers
-from yopo import seals
+from yopo.core import seals
 
 ROOT = Path(__file__).parents[1]
 NAMES = (

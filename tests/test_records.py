@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_reproduce import put
+from tests.paper.test_reproduce import put
 from tools.reproduction_page import RECIPES, texts
-from yopo.config import Tree, validate
-from yopo.recipes import recipe
+from yopo.paper.reproduction import TABLES
 from yopo.report.records import FREE, read_runs
-from yopo.reproduction import TABLES
+from yopo.runs.recipes import recipe
+from yopo.runs.settings import Tree, validate
 
 ROOT = Path(__file__).parent.parent
 

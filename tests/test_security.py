@@ -16,27 +16,29 @@ from tests.reports import Page
 ROOT = Path(__file__).parents[1]
 # The beginning of each sentence, and what shows it.
 TESTS = {
-    "What you type is trusted": "test_strangers.test_the_users_own_word_builds_it",
-    "`yopo train`, `compare`": "test_strangers.test_a_run_is_trained_from_what_the_user_says_alone",
-    "Modules in the working directory": "test_strangers.test_a_named_function_is_not_called",
+    "What you type is trusted": "runs.test_strangers.test_the_users_own_word_builds_it",
+    "`yopo train`, `compare`": "runs.test_strangers."
+    "test_a_run_is_trained_from_what_the_user_says_alone",
+    "Modules in the working directory": "runs.test_strangers.test_a_named_function_is_not_called",
     "Do not run `python -m yopo`": "test_security.test_python_looks_in_the_working_directory",
-    "It may name our own networks": "test_strangers.test_a_named_function_is_not_called",
-    "To timm it may": "test_strangers.test_timm_is_not_given_options_that_are_not_plain",
-    "No network is built": "test_strangers.test_absurd_sizes_are_refused_before_memory_is_taken",
-    "Weights are safetensors": "test_cli_eval.test_a_run_or_checkpoint_that_does_not_fit_is_named",
-    "It says which data": "test_strangers.test_data_on_another_computer_are_not_asked_for",
-    "Data are never fetched": "test_strangers.test_missing_data_are_not_fetched",
-    "Reading data runs no code": "test_strangers.test_data_run_no_code",
+    "It may name our own networks": "runs.test_strangers.test_a_named_function_is_not_called",
+    "To timm it may": "runs.test_strangers.test_timm_is_not_given_options_that_are_not_plain",
+    "No network is built": "runs.test_strangers."
+    "test_absurd_sizes_are_refused_before_memory_is_taken",
+    "Weights are safetensors": "cli.test_eval.test_a_run_or_checkpoint_that_does_not_fit_is_named",
+    "It says which data": "runs.test_strangers.test_data_on_another_computer_are_not_asked_for",
+    "Data are never fetched": "runs.test_strangers.test_missing_data_are_not_fetched",
+    "Reading data runs no code": "runs.test_strangers.test_data_run_no_code",
     "Damaged or absurd files": "test_fuzz.test_damaged_files_are_read_or_refused_in_a_sentence",
-    "Links in the folder": "test_strangers.test_nothing_is_written_through_a_link",
+    "Links in the folder": "runs.test_strangers.test_nothing_is_written_through_a_link",
     "`yopo report` reads": "test_security.test_the_report_builds_no_network_and_reads_no_data",
-    "On the report's page": "test_hostile_page.test_no_word_becomes_an_element_or_an_attribute",
-    "The page's policy": "test_report_browser.test_hostile_words_run_nothing_and_fetch_nothing",
-    "In the terminal": "test_strangers.test_no_name_steers_the_terminal",
-    "In a card's Markdown": "test_strangers.test_a_card_shows_names_as_names",
-    "The commit in a card": "test_strangers.test_the_commit_is_read_and_git_is_not_asked",
-    "Nobody vouches": "test_report.test_tables_and_cards_hold_every_number_of_the_records",
-    "`yopo eval` goes on": "test_cli_eval.test_an_interrupted_eval_goes_on_with_the_same_command",
+    "On the report's page": "report.test_hostile.test_no_word_becomes_an_element_or_an_attribute",
+    "The page's policy": "report.test_browser.test_hostile_words_run_nothing_and_fetch_nothing",
+    "In the terminal": "runs.test_strangers.test_no_name_steers_the_terminal",
+    "In a card's Markdown": "runs.test_strangers.test_a_card_shows_names_as_names",
+    "The commit in a card": "runs.test_strangers.test_the_commit_is_read_and_git_is_not_asked",
+    "Nobody vouches": "report.test_page.test_tables_and_cards_hold_every_number_of_the_records",
+    "`yopo eval` goes on": "cli.test_eval.test_an_interrupted_eval_goes_on_with_the_same_command",
 }
 
 
@@ -47,8 +49,9 @@ def test_every_sentence_has_a_test() -> None:
     for sentence, start in zip(sentences, TESTS, strict=True):
         assert sentence.startswith(start)
     for test in TESTS.values():
-        module, name = test.split(".")
-        tree = ast.parse((ROOT / "tests" / f"{module}.py").read_text())
+        module, _, name = test.rpartition(".")
+        path = ROOT / "tests" / f"{module.replace('.', '/')}.py"
+        tree = ast.parse(path.read_text())
         assert name in {f.name for f in tree.body if isinstance(f, ast.FunctionDef)}
 
 
@@ -72,7 +75,8 @@ yopo.data.load = yopo.data.sources.load = stop
 from yopo import cli
 sys.argv = ["yopo", "report", *sys.argv[1:]]
 cli.main()
-print("built:", sorted({"yopo.build", "yopo.strangers", "yopo.cli.saved"} & sys.modules.keys()))
+builders = {"yopo.runs.build", "yopo.runs.strangers", "yopo.cli.saved"}
+print("built:", sorted(builders & sys.modules.keys()))
 """
 
 

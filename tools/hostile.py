@@ -33,10 +33,11 @@ import yaml
 from rich.console import Console
 
 from tests.hostile import EXAMPLES, HOSTILE, load, places, put, save, write_full_run
-from yopo import __version__, checkpoint, cli, files
+from yopo import __version__, cli
 from yopo.cli.common import clean
-from yopo.config import Tree, overlay, validate
+from yopo.core import files, tensor_files
 from yopo.models import SmallCNN
+from yopo.runs.settings import Tree, overlay, validate
 
 SLOW, MEMORY = 20.0, 2 << 30  # seconds and bytes that a case may take
 RUN = "yopo-5-3-seed-0"  # a name that `yopo reproduce --show` looks for
@@ -103,7 +104,7 @@ def weights(folder: Path, tree: object) -> None:
     """Weights of our network, and what their metadata say."""
     state = dict(SmallCNN(width=2, hidden=4).state_dict())
     for name in ("model.safetensors", "model-last.safetensors"):
-        checkpoint.save_weights(folder / name, state, {"config": json.dumps(tree)})
+        tensor_files.save_weights(folder / name, state, {"config": json.dumps(tree)})
 
 
 # ---------------------------------------------------------------- the cases
@@ -339,16 +340,16 @@ def link(folder: Path, name: str, target: str) -> Path:
 def examples(folder: Path, facts: dict[str, str]) -> Path:
     """With other words beside the pictures."""
     file = folder / EXAMPLES
-    checkpoint.save_weights(file, checkpoint.load_weights(file), facts)
+    tensor_files.save_weights(file, tensor_files.load_weights(file), facts)
     return folder
 
 
 def huge_examples(case: Path) -> Path:
     """Pictures of a wild shape."""
     folder = run(case)
-    tensors = checkpoint.load_weights(folder / EXAMPLES)
+    tensors = tensor_files.load_weights(folder / EXAMPLES)
     tensors["cw.images"] = torch.zeros(9, 1, 1, 10**5)
-    checkpoint.save_weights(folder / EXAMPLES, tensors, {})
+    tensor_files.save_weights(folder / EXAMPLES, tensors, {})
     return folder
 
 
@@ -357,7 +358,7 @@ def named_tensors(folder: Path) -> Path:
     tree = load(folder / "config.yaml")
     state = {f"{STEER}{i}": torch.zeros(100) for i in range(3)}
     state |= {f"pad{i}": torch.zeros(100) for i in range(40)}
-    checkpoint.save_weights(folder / "model.safetensors", state, {"config": json.dumps(tree)})
+    tensor_files.save_weights(folder / "model.safetensors", state, {"config": json.dumps(tree)})
     return folder
 
 

@@ -34,12 +34,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import yopo.train
-from yopo import Step, checkpoint, seals
+import yopo.runs.trainer
+from yopo import Step
 from yopo.cli.training import train_one
-from yopo.config import Tree, overlay, validate
-from yopo.run_folder import BEST, LAST
-from yopo.train import Trainer
+from yopo.core import seals, tensor_files
+from yopo.core.digest import tensors_digest
+from yopo.runs import checkpoint
+from yopo.runs.folder import BEST, LAST
+from yopo.runs.settings import Tree, overlay, validate
+from yopo.runs.trainer import Trainer
 
 METHODS: dict[str, Tree] = {
     "natural": {"name": "natural"},
@@ -222,11 +225,9 @@ def outcome(out: Path) -> dict[str, Any]:
         "result": {k: v for k, v in result.items() if "seconds" not in k and k != "environment"},
     }
     sets = {"state": state.tensors, "best in state": state.best}
-    sets |= {name: checkpoint.load_weights(out / name) for name in (BEST, LAST)}
+    sets |= {name: tensor_files.load_weights(out / name) for name in (BEST, LAST)}
     for name, tensors in sets.items():
-        found |= {
-            f"{name} {k}": seals.tensors_digest({k: v}, {}) for k, v in (tensors or {}).items()
-        }
+        found |= {f"{name} {k}": tensors_digest({k: v}, {}) for k, v in (tensors or {}).items()}
     return found
 
 
@@ -356,7 +357,7 @@ def _die_at_write(count: int, cut: float, say: Callable[[str], None], out: Path)
         return File(file, path)
 
     io.open = builtins.open = open_counted  # type: ignore[assignment]
-    save_file = checkpoint.save_file  # type: ignore[attr-defined]
+    save_file = tensor_files.save_file  # type: ignore[attr-defined]
 
     def save_counted(tensors: Any, path: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         dies = now("save_file", path)
@@ -367,7 +368,7 @@ def _die_at_write(count: int, cut: float, say: Callable[[str], None], out: Path)
                 file.truncate(int(cut * size))
             _die()
 
-    checkpoint.save_file = save_counted  # type: ignore[attr-defined, assignment]
+    tensor_files.save_file = save_counted  # type: ignore[attr-defined, assignment]
 
 
 def _kind(name: str) -> str:
@@ -521,7 +522,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-yopo.train.CHECK_EVERY = 1  # a look at every step, so that a checkpoint may follow it
+yopo.runs.trainer.CHECK_EVERY = 1  # a look at every step, so that a checkpoint may follow it
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
 """Run the tests as other machines would: other vector units, threads, seeds, and busy cores.
 
 Usage: python -m tools.other_machines                    (the whole suite, eight times)
-       python -m tools.other_machines --only generic busy -- tests/test_train.py
+       python -m tools.other_machines --only generic busy -- tests/runs/test_trainer.py
 What follows `--` goes to pytest. The summary has no path and no name of this machine in it.
 """
 

@@ -28,9 +28,9 @@ import torch
 import yaml
 
 from tools.kills import METHODS, Scenario, differences, outcome, write_data
-from yopo import seals
-from yopo.config import validate
-from yopo.train import Trainer
+from yopo.core import seals
+from yopo.runs.settings import validate
+from yopo.runs.trainer import Trainer
 
 LONG = 40  # epochs of a run that torchrun starts, which takes its time
 LIMIT = 60.0  # seconds for the other process to end

@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import mean
 
 from yopo.evaluation.card import duration
-from yopo.paper import paper
+from yopo.paper.reproduction import TABLES
+from yopo.paper.tables import paper
 from yopo.report.headline import timed
 from yopo.report.records import Run, read_runs
 from yopo.report.reproduced import (
@@ -29,7 +30,6 @@ from yopo.report.reproduced import (
     summary,
 )
 from yopo.report.tables import Cell
-from yopo.reproduction import TABLES
 
 ROOT = Path(__file__).parents[1]
 NOT_RUN = "Not run yet."

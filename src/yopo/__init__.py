@@ -7,25 +7,29 @@
 ...     optimizer.zero_grad()
 """
 
-from yopo import attacks, models
-from yopo.ema import EMA
-from yopo.engine import Engine
-from yopo.evaluation.evaluate import evaluate
-from yopo.evaluation.result import Result
-from yopo.exchange import exchange_gradients
-from yopo.methods.base import AdversarialMethod, Method, Step
-from yopo.methods.fast import Fast
-from yopo.methods.free import Free
-from yopo.methods.natural import Natural
-from yopo.methods.nfgsm import NFGSM
-from yopo.methods.pgd import PGD
-from yopo.methods.pmp import PMP
-from yopo.methods.trades import TRADES
-from yopo.methods.trades_yopo import TRADESYOPO
-from yopo.methods.yopo import YOPO
-from yopo.models.normalize import Normalize
-from yopo.split import Cut, Split
-from yopo.threat import L2, Linf, Threat
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from yopo import attacks, models, pmp
+    from yopo.core.exchange import exchange_gradients
+    from yopo.core.first_layer import Cut, Split
+    from yopo.core.threat import L2, Linf, Threat
+    from yopo.engine.ema import EMA
+    from yopo.engine.engine import Engine
+    from yopo.evaluation.evaluate import evaluate
+    from yopo.evaluation.result import Result
+    from yopo.methods.base import AdversarialMethod, Method, Step
+    from yopo.methods.fast import Fast
+    from yopo.methods.free import Free
+    from yopo.methods.natural import Natural
+    from yopo.methods.nfgsm import NFGSM
+    from yopo.methods.pgd import PGD
+    from yopo.methods.pmp import PMP
+    from yopo.methods.trades import TRADES
+    from yopo.methods.trades_yopo import TRADESYOPO
+    from yopo.methods.yopo import YOPO
+    from yopo.models.normalize import Normalize
 
 __version__ = "0.1.0"
 
@@ -55,4 +59,44 @@ __all__ = [
     "evaluate",
     "exchange_gradients",
     "models",
+    "pmp",
 ]
+
+# Where each name lives. It is looked up when it is first used: `yopo --help` needs no torch.
+_HOMES = {
+    "core.exchange": "exchange_gradients",
+    "core.first_layer": "Cut Split",
+    "core.threat": "L2 Linf Threat",
+    "engine.ema": "EMA",
+    "engine.engine": "Engine",
+    "evaluation.evaluate": "evaluate",
+    "evaluation.result": "Result",
+    "methods.base": "AdversarialMethod Method Step",
+    "methods.fast": "Fast",
+    "methods.free": "Free",
+    "methods.natural": "Natural",
+    "methods.nfgsm": "NFGSM",
+    "methods.pgd": "PGD",
+    "methods.pmp": "PMP",
+    "methods.trades": "TRADES",
+    "methods.trades_yopo": "TRADESYOPO",
+    "methods.yopo": "YOPO",
+    "models.normalize": "Normalize",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:  # a checker would take every name for one of ours
+
+    def __getattr__(name: str) -> object:
+        if name in _HOME:
+            found: object = getattr(import_module(f"yopo.{_HOME[name]}"), name)
+        elif name in __all__:
+            found = import_module(f"yopo.{name}")
+        else:
+            raise AttributeError(f"module 'yopo' has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from yopo.attacks.strongest import Strongest
-from yopo.checks import check_at_least, check_attack, check_positive, check_threat
-from yopo.frozen import Frozen, eval_mode
-from yopo.losses import margin
-from yopo.propagation import NO_WAY_BACK
-from yopo.threat import Threat
+from yopo.core.checks import check_at_least, check_attack, check_positive, check_threat
+from yopo.core.frozen import Frozen, eval_mode
+from yopo.core.losses import margin
+from yopo.core.propagation import NO_WAY_BACK
+from yopo.core.threat import Threat
 
 
 def cw(

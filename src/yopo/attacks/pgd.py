@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from yopo.attacks.strongest import PerSample, Strongest
-from yopo.checks import check_at_least, check_attack, check_choice, check_step, check_threat
-from yopo.frozen import Frozen, eval_mode
-from yopo.losses import margin
-from yopo.propagation import propagate
-from yopo.threat import Threat
+from yopo.core.checks import check_at_least, check_attack, check_choice, check_step, check_threat
+from yopo.core.frozen import Frozen, eval_mode
+from yopo.core.losses import margin
+from yopo.core.propagation import propagate
+from yopo.core.threat import Threat
 
 LOSSES: dict[str, PerSample] = {
     "cross-entropy": partial(F.cross_entropy, reduction="none"),

@@ -1,6 +1,6 @@
 """The one rule for the size of an attack's steps."""
 
-from yopo.threat import L2, Threat
+from yopo.core.threat import L2, Threat
 
 
 def step_size(threat: Threat, steps: int) -> float:

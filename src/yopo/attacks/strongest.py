@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from yopo.checks import check_targets
-from yopo.frozen import Network
-from yopo.propagation import no_logits, tensor
+from yopo.core.checks import check_targets
+from yopo.core.frozen import Network
+from yopo.core.propagation import no_logits, tensor
 
 GRAIN = 32  # images: a GPU's libraries choose kernels anew, at length, for every size of a batch
 PerSample = Callable[[Tensor, Tensor], Tensor]  # logits (B, C), labels (B,) -> (B,)

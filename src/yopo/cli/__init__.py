@@ -19,7 +19,7 @@ from yopo.cli.evaluating import EVAL, eval_options, run_eval
 from yopo.cli.reporting import REPORT, report_options, run_report
 from yopo.cli.reproducing import REPRODUCE, reproduce_options, run_reproduce
 from yopo.cli.training import COMPARE, TRAIN, compare_options, run_compare, run_train, train_options
-from yopo.recipes import RECIPES
+from yopo.runs.recipes import RECIPES
 
 DATA = """examples:
   yopo data get mnist cifar10

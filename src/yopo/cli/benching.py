@@ -41,8 +41,8 @@ def run_bench(args: argparse.Namespace, rest: list[str]) -> None:
     nothing_else(rest)
     import torch
 
-    from yopo.bench import SETTINGS, bench
-    from yopo.recipes import method_tree
+    from yopo.bench.bench import SETTINGS, bench
+    from yopo.runs.recipes import method_tree
 
     if args.model not in SETTINGS:
         raise ValueError(f"no model {args.model!r} to bench; there are: {', '.join(SETTINGS)}")

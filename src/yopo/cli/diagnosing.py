@@ -39,10 +39,10 @@ def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
     """Study one network."""
     import torch
 
-    from yopo import files
-    from yopo.build import build_threat
     from yopo.cli.saved import find, load_data, load_model
-    from yopo.diagnose import diagnose
+    from yopo.core import files
+    from yopo.pmp.diagnose import diagnose
+    from yopo.runs.build import build_threat
 
     nothing_else(rest)
     if not args.run.is_dir():
@@ -104,7 +104,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     """One picture of all of it."""
     import matplotlib as mpl
 
-    from yopo.propagation import ATTACK_ONLY, FULL
+    from yopo.core.propagation import ATTACK_ONLY, FULL
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from yopo import files
 from yopo.cli.common import Terminal, check_writable, nothing_else, pick_device, say, trust_options
-from yopo.sections import fraction
+from yopo.core import files
+from yopo.runs.sections import fraction
 
 if TYPE_CHECKING:
     from torch import Tensor, device
     from torch.nn import Module
 
     from yopo import L2, Linf, Result
-    from yopo.config import Config
+    from yopo.runs.settings import Config
 
 EVAL = """examples:
   yopo eval runs/first --attacks clean,pgd-20,cw,autoattack --samples 1000
@@ -77,8 +77,8 @@ def eval_options(parser: argparse.ArgumentParser) -> None:
 
 def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
     """Attack networks on their test sets; write eval.json and the card of each."""
+    from yopo.attacks.names import parse_all
     from yopo.cli.saved import find
-    from yopo.evaluation.names import parse_all
     from yopo.evaluation.suite import check_norm
 
     nothing_else(rest)
@@ -95,8 +95,8 @@ def run_eval(args: argparse.Namespace, rest: list[str]) -> None:
 
 def _evaluate(run: Path, args: argparse.Namespace) -> None:
     import yopo
-    from yopo import checkpoint, seals
     from yopo.cli.saved import find, load_data, load_model
+    from yopo.core import seals, tensor_files
 
     saved = find(run, args)
     config, weights = saved.config, saved.weights
@@ -151,7 +151,7 @@ def _evaluate(run: Path, args: argparse.Namespace) -> None:
         facts = {key: str(result.about[key]) for key in SHOWN}
         facts["names"] = json.dumps(arrays.names)
         answer = partial(_answers, model, device, args)
-        checkpoint.save_weights(images, _examples(result, x, y, answer), facts)
+        tensor_files.save_weights(images, _examples(result, x, y, answer), facts)
     if aside := _set_aside(stem, result, run):
         screen.say(f"the evaluation before, which this one does not cover, is kept as {aside}")
     seals.write_json(stem.with_name(f"{stem.name}.json"), result.to_dict())
@@ -259,7 +259,7 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 def choose_threat(config: "Config", eps: str | None) -> "Linf | L2":
     """The run's own threat, or one of another radius."""
-    from yopo.build import build_threat
+    from yopo.runs.build import build_threat
 
     threat = build_threat(config.threat)
     return threat if eps is None else type(threat)(fraction(eps, "--eps"))

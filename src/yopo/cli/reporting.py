@@ -31,12 +31,12 @@ def report_options(parser: argparse.ArgumentParser) -> None:
 def run_report(args: argparse.Namespace, rest: list[str]) -> None:
     """Read the runs, write the page."""
     nothing_else(rest)
-    from yopo import files
+    from yopo.core import files
+    from yopo.paper.reproduction import TABLES
     from yopo.report.curves import save_figures
     from yopo.report.headline import headline
     from yopo.report.page import page
     from yopo.report.records import read_runs
-    from yopo.reproduction import TABLES
 
     if args.paper is not None and args.paper not in TABLES:
         raise ValueError(f"expected --paper {', '.join(TABLES)}, got {args.paper!r}")

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from yopo import files, seals
+from yopo.attacks.names import parse, parse_all
 from yopo.cli.common import check_drawing, nothing_else, pages, pick_device, say
 from yopo.cli.evaluating import choose_threat, run_eval
 from yopo.cli.training import train_one
-from yopo.config import Config, Tree, validate
-from yopo.evaluation.names import parse, parse_all
-from yopo.reproduction import FIGURES, TABLES, folder
-from yopo.run_folder import LAST
-from yopo.sections import fraction
+from yopo.core import files, seals
+from yopo.paper.reproduction import FIGURES, TABLES, folder
+from yopo.runs.folder import LAST
+from yopo.runs.sections import fraction
+from yopo.runs.settings import Config, Tree, validate
 
 if TYPE_CHECKING:
     from yopo.report.reproduced import Summary
@@ -230,7 +230,7 @@ def _print(args: argparse.Namespace, bench: dict[str, Any] | None) -> None:
 
 def rich_table(found: "Summary") -> Table:
     """Ours beside the paper's."""
-    from yopo.paper import paper
+    from yopo.paper.tables import paper
     from yopo.report.reproduced import OTHER, cells, heads
 
     title = f"{found['table']}, {paper()['tables'][found['table']]['title']}: ours / the paper's"

@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from yopo import checkpoint, files, strangers
-from yopo.build import build_model
 from yopo.cli.common import read_yaml
-from yopo.config import Config, validate
+from yopo.core import files, tensor_files
 from yopo.data import load
 from yopo.data.sources import Arrays
-from yopo.run_folder import BEST, LAST
+from yopo.runs import strangers
+from yopo.runs.build import build_model
+from yopo.runs.folder import BEST, LAST
+from yopo.runs.settings import Config, validate
 
 FILES = {"best": BEST, "last": LAST}
 
@@ -61,7 +62,7 @@ def _find(path: Path, which: str | None) -> tuple[Config, Path]:
         raise ValueError(
             f"--weights chooses within a run folder, got the file {path}; leave it out"
         )
-    settings = checkpoint.load_metadata(path).get("config")
+    settings = tensor_files.load_metadata(path).get("config")
     if settings is None:
         raise ValueError(
             f"{path.name} does not say which network it belongs to; expected a file that "
@@ -95,7 +96,7 @@ def load_data(saved: Saved) -> Arrays:
 def load_model(saved: Saved, data: Arrays) -> nn.Module:
     """The network with its weights, in eval mode."""
     config, weights, classes = saved.config, saved.weights, len(data.names)
-    state = checkpoint.load_weights(weights)
+    state = tensor_files.load_weights(weights)
     if saved.trusted:
         model = build_model(config.model, data.x_train, classes)
     else:

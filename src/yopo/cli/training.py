@@ -19,11 +19,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from yopo import checkpoint
 from yopo.cli.common import Terminal, pick_device, rank, read_yaml
 from yopo.cli.log import steady
 from yopo.cli.screen import Screen
-from yopo.config import (
+from yopo.runs import checkpoint
+from yopo.runs.recipes import method_tree, recipe
+from yopo.runs.settings import (
     Config,
     Tree,
     fields,
@@ -35,7 +36,6 @@ from yopo.config import (
     what_counts,
     with_radius,
 )
-from yopo.recipes import method_tree, recipe
 
 try:
     import fcntl
@@ -175,7 +175,7 @@ def _result(out: Path) -> dict[str, Any] | None:
 
 def _affordable(config: Config, spec: str, most: float, rest: list[str]) -> int:
     """The epochs that `most` propagations per image pay for."""
-    from yopo.build import propagations
+    from yopo.runs.build import propagations
 
     if "epochs" in _flags(rest):
         raise ValueError("--propagations decides the epochs; leave --epochs out")
@@ -240,10 +240,10 @@ def _lost_others_are_named() -> Iterator[None]:
 @_lost_others_are_named()
 def train_one(config: Config, out: Path, args: argparse.Namespace, title: str) -> dict[str, Any]:
     """Run one training in one folder; stop cleanly on signals."""
-    from yopo.build import out_of_reach
     from yopo.data import load
-    from yopo.progress import StopRequested
-    from yopo.train import Trainer
+    from yopo.runs.build import out_of_reach
+    from yopo.runs.progress import StopRequested
+    from yopo.runs.trainer import Trainer
 
     _check_free(out, args.resume)
     tracker = _tracker(args.track, out)
@@ -348,9 +348,9 @@ def _stop_on_signals(trainer: Any) -> Iterator[None]:  # noqa: ANN401
 
 def dry_run(config: Config, args: argparse.Namespace) -> None:
     """Show the resolved settings, and the cost after a few measured steps."""
-    from yopo.build import out_of_reach
     from yopo.data import load
-    from yopo.train import Trainer
+    from yopo.runs.build import out_of_reach
+    from yopo.runs.trainer import Trainer
 
     print(yaml.safe_dump(config.tree(), sort_keys=False), end="")
     d = config.data

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from yopo.core.files import parse_json
 from yopo.data.formats import OF_A_FILE, decode, read_idx
 from yopo.data.sources import (
     CIFAR10,
@@ -28,7 +29,6 @@ from yopo.data.sources import (
     find,
     load,
 )
-from yopo.files import parse_json
 
 # SHA-256 of x_train, y_train, x_test, y_test: pixels in NCHW order, labels as one byte each.
 SHA256 = {

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from yopo.files import check_unpacked, open_plain, read_bytes
+from yopo.core.files import check_unpacked, open_plain, read_bytes
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile

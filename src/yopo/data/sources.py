@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from yopo.core.files import check_unpacked
 from yopo.data.formats import PICTURES, read_batch, read_idx_file, read_npz, read_picture, said
-from yopo.files import check_unpacked
 
 SPLITS = ("train", "test")
 KEYS = ("x_train", "y_train", "x_test", "y_test")

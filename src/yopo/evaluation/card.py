@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from yopo.attacks.names import Attack
 from yopo.attacks.steps import step_size
-from yopo.evaluation.names import Attack
-from yopo.files import read_text
-from yopo.threat import Threat
+from yopo.core.files import read_text
+from yopo.core.threat import Threat
 
 
 def card(result: Mapping[str, Any]) -> str:

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from yopo.attacks import autoattack
+from yopo.attacks.names import Attack, parse_all
 from yopo.attacks.steps import step_size
-from yopo.checks import (
+from yopo.core.checks import (
     check_at_least,
     check_choice,
     check_images,
@@ -17,18 +19,17 @@ from yopo.checks import (
     check_targets,
     check_threat,
 )
-from yopo.evaluation import autoattack
+from yopo.core.digest import values_digest, weights_digest
+from yopo.core.frozen import Frozen, eval_mode
+from yopo.core.propagation import no_logits
+from yopo.core.threat import Threat
 from yopo.evaluation.card import norm, provenance, settings
-from yopo.evaluation.journal import Journal, digest, told, weights_digest
-from yopo.evaluation.names import Attack, parse_all
+from yopo.evaluation.journal import Journal, told
 from yopo.evaluation.network import Network, Precision, products
 from yopo.evaluation.probe import answers
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Data, Outcome, Progress, run
-from yopo.evaluation.suspicions import SAMPLE, Suspicion, after, before
-from yopo.frozen import Frozen, eval_mode
-from yopo.propagation import no_logits
-from yopo.threat import Threat
+from yopo.evaluation.warnings import SAMPLE, Suspicion, after, before
 
 Batches = Iterable[Sequence[Tensor]]
 
@@ -77,10 +78,10 @@ def evaluate(
     device = next(model.parameters(), x).device
     classes = check_data(model, x, y, precision)
     warnings = suspicious(model, x, y, threat, chosen, precision, step) if checks else []
-    sha, images = weights_digest(model), digest(x, y)
+    sha, images = weights_digest(model), values_digest(x, y)
     journal = None
     if state is not None:
-        identity = digest(sha, images, told(threat), seed, precision, batch, step)
+        identity = values_digest(sha, images, told(threat), seed, precision, batch, step)
         journal = Journal(Path(state), identity, examples)
         journal.meet(_answers(model, x, y, precision))
     outcomes = run(

@@ -1,15 +1,14 @@
 """Finished pieces of an evaluation on disk, so that an interrupted one goes on where it was."""
 
-import hashlib
 import shutil
 import warnings
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from yopo.core.threat import Threat
 from yopo.evaluation.suite import Piece
-from yopo.threat import Threat
 
 
 class Journal:
@@ -29,11 +28,11 @@ class Journal:
 
         Its weights and settings are the same; what it computes with them may not be.
         """
-        from yopo import checkpoint
+        from yopo.core import tensor_files
 
         path = self.folder / "network.safetensors"
         try:
-            before = checkpoint.load_weights(path)["answers"] if path.exists() else answers
+            before = tensor_files.load_weights(path)["answers"] if path.exists() else answers
         except (ValueError, KeyError, OSError):
             before = answers[:0]
         alike = before.shape == answers.shape and before.dtype == answers.dtype
@@ -43,11 +42,11 @@ class Journal:
 
     def recall(self, key: str) -> Piece | None:
         """The piece of that key, if it was kept and can be read."""
-        from yopo import checkpoint
+        from yopo.core import tensor_files
 
         path = self.folder / f"{key}.safetensors"
         try:
-            t = checkpoint.load_weights(path) if path.exists() else {}
+            t = tensor_files.load_weights(path) if path.exists() else {}
             images = t["images"] if self.examples else torch.empty(0)
             rows, wrong, spent = t["rows"], t["wrong"], t["seconds_and_cost"]
             whole = rows.dtype == torch.long and wrong.dtype == torch.bool
@@ -76,11 +75,11 @@ class Journal:
 
     def _write(self, key: str, tensors: dict[str, Tensor]) -> None:
         """A disk that is full costs the chance to resume, not the evaluation."""
-        from yopo import checkpoint
+        from yopo.core import tensor_files
 
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            checkpoint.save_weights(self.folder / f"{key}.safetensors", tensors, {})
+            tensor_files.save_weights(self.folder / f"{key}.safetensors", tensors, {})
         except OSError as error:
             warnings.warn(f"could not keep a finished batch ({error}); going on", stacklevel=2)
 
@@ -89,19 +88,6 @@ class Journal:
         shutil.rmtree(self.folder, ignore_errors=True)
         if self.parent.is_dir() and not any(self.parent.iterdir()):
             self.parent.rmdir()
-
-
-def digest(*values: object) -> str:
-    """SHA-256 of tensors, by type, shape and bytes, and of other values by their repr."""
-    sha = hashlib.sha256()
-    for value in values:
-        if isinstance(value, Tensor):
-            sha.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            flat = value.detach().cpu().contiguous().flatten()
-            sha.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-        else:
-            sha.update(repr(value).encode())
-    return sha.hexdigest()
 
 
 def told(threat: Threat) -> str:
@@ -115,8 +101,3 @@ def told(threat: Threat) -> str:
             "`state`; give its class a __repr__ that names its numbers"
         )
     return words
-
-
-def weights_digest(model: nn.Module) -> str:
-    """SHA-256 of all parameters and buffers with their names."""
-    return digest(*(part for item in model.state_dict().items() for part in item))

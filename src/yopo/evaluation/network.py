@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from yopo.propagation import ATTACK_ONLY, FORWARD
+from yopo.core.propagation import ATTACK_ONLY, FORWARD
 
 Precision = Literal["float32", "tf32", "bf16"]
 

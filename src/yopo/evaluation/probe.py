@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from yopo.attacks.steps import step_size
 from yopo.attacks.strongest import PerSample
-from yopo.frozen import Frozen, eval_mode, forked_rng
-from yopo.losses import margin
-from yopo.propagation import propagate
-from yopo.threat import Threat
+from yopo.core.frozen import Frozen, eval_mode, forked_rng
+from yopo.core.losses import margin
+from yopo.core.propagation import propagate
+from yopo.core.threat import Threat
 
 STEPS = 20  # of the probes' own attacks, whatever the user's are
 

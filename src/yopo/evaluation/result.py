@@ -11,7 +11,7 @@ from torch import Tensor
 
 from yopo.evaluation.card import card
 from yopo.evaluation.suite import Outcome
-from yopo.evaluation.suspicions import Suspicion
+from yopo.evaluation.warnings import Suspicion
 
 Interval = tuple[float, float]
 

@@ -14,17 +14,17 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from yopo.attacks.autoattack import Stages
 from yopo.attacks.cw import descend
+from yopo.attacks.names import Attack
 from yopo.attacks.pgd import LOSSES, climb
 from yopo.attacks.steps import step_size
 from yopo.attacks.strongest import Strongest
-from yopo.checks import check_attack, check_targets
-from yopo.evaluation.autoattack import Stages
-from yopo.evaluation.names import Attack
+from yopo.core.checks import check_attack, check_targets
+from yopo.core.frozen import Frozen, eval_mode
+from yopo.core.losses import margin
+from yopo.core.threat import L2, Threat
 from yopo.evaluation.network import Network, Precision, products
-from yopo.frozen import Frozen, eval_mode
-from yopo.losses import margin
-from yopo.threat import L2, Threat
 
 Progress = Callable[[str, float, float], None]  # attack, part done, accuracy so far
 

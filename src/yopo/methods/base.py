@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from yopo.checks import (
+from yopo.core.checks import (
     check_eta,
     check_images,
     check_loss,
@@ -15,8 +15,8 @@ from yopo.checks import (
     check_threat,
     check_trainable,
 )
-from yopo.exchange import watch
-from yopo.frozen import (
+from yopo.core.exchange import watch
+from yopo.core.frozen import (
     Frozen,
     all_or_nothing,
     eval_mode,
@@ -26,9 +26,9 @@ from yopo.frozen import (
     uncached,
     uncompiled,
 )
-from yopo.losses import Loss
-from yopo.propagation import Objective, no_logits
-from yopo.threat import Threat
+from yopo.core.losses import Loss
+from yopo.core.propagation import Objective, no_logits
+from yopo.core.threat import Threat
 
 
 @dataclass(frozen=True, slots=True)

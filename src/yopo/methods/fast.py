@@ -5,12 +5,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from yopo.checks import check_choice, check_step
-from yopo.frozen import Frozen, eval_mode
-from yopo.losses import Loss
+from yopo.core.checks import check_choice, check_step
+from yopo.core.frozen import Frozen, eval_mode
+from yopo.core.losses import Loss
+from yopo.core.propagation import ATTACK_ONLY, FULL, backpropagate, propagate
+from yopo.core.threat import Threat
 from yopo.methods.base import AdversarialMethod, Step
-from yopo.propagation import ATTACK_ONLY, FULL, backpropagate, propagate
-from yopo.threat import Threat
 
 
 class Fast(AdversarialMethod):

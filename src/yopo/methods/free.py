@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from yopo.checks import check_at_least, check_optimizer, check_step
-from yopo.losses import Loss
+from yopo.core.checks import check_at_least, check_optimizer, check_step
+from yopo.core.losses import Loss
+from yopo.core.propagation import FULL, propagate
+from yopo.core.threat import Threat
 from yopo.methods.base import AdversarialMethod, Step
-from yopo.propagation import FULL, propagate
-from yopo.threat import Threat
 
 
 class Free(AdversarialMethod):

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from yopo.losses import Loss
+from yopo.core.losses import Loss
+from yopo.core.propagation import FULL, backpropagate
 from yopo.methods.base import Method, Step
-from yopo.propagation import FULL, backpropagate
 
 
 class Natural(Method):

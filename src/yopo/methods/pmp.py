@@ -6,15 +6,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from yopo.argmax import Argmax, Ascent, moved
-from yopo.argmin import FirstLayer, descend, exact_argmin, lbfgs_argmin
-from yopo.checks import check_at_least, check_choice, check_positive
-from yopo.frozen import parallel
-from yopo.losses import Loss
+from yopo.core.checks import check_at_least, check_choice, check_positive
+from yopo.core.frozen import parallel
+from yopo.core.losses import Loss
+from yopo.core.propagation import ATTACK_ONLY, FULL
+from yopo.core.threat import Threat
 from yopo.methods.base import AdversarialMethod, Step
-from yopo.pmp import Dynamics, Regulariser, Studied, Trajectory
-from yopo.propagation import ATTACK_ONLY, FULL
-from yopo.threat import Threat
+from yopo.pmp.adversary import FirstLayer, descend, exact_argmin, lbfgs_argmin
+from yopo.pmp.dynamics import Dynamics, Regulariser, Studied, Trajectory
+from yopo.pmp.weights import Argmax, Ascent, moved
 
 
 class PMP(AdversarialMethod):
@@ -22,7 +22,7 @@ class PMP(AdversarialMethod):
 
     adversary: "exact" is the closed form for an affine f0, "gradient" n projected gradient steps,
     "lbfgs" n iterations of L-BFGS (L∞ only). weights: "gradient" leaves −∇θ H in .grad, "argmax"
-    leaves θ − θ*, where θ* maximises the Hamiltonian augmented by rho (`yopo.argmax`; `steps`
+    leaves θ − θ*, where θ* maximises the Hamiltonian augmented by rho (`yopo.pmp.weights`; `steps`
     iterations of L-BFGS where it has no closed form): an optimizer step of rate 1 lands on θ*.
     layers: names of the modules where f_0, f_1, … end; found when None. regulariser: R_t.
     loss: parameters of its own are not trained.

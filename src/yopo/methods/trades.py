@@ -5,11 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from yopo.checks import check_at_least, check_choice
-from yopo.frozen import Frozen, Network, eval_mode
-from yopo.losses import Loss, consistency
-from yopo.methods.base import AdversarialMethod, Step
-from yopo.propagation import (
+from yopo.core.checks import check_at_least, check_choice
+from yopo.core.frozen import Frozen, Network, eval_mode
+from yopo.core.losses import Loss, consistency
+from yopo.core.propagation import (
     ATTACK_ONLY,
     FORWARD,
     FULL,
@@ -19,7 +18,8 @@ from yopo.propagation import (
     scalar,
     tensor,
 )
-from yopo.threat import Threat
+from yopo.core.threat import Threat
+from yopo.methods.base import AdversarialMethod, Step
 
 
 class TRADES(AdversarialMethod):

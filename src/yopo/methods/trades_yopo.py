@@ -5,15 +5,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from yopo.checks import check_at_least, check_choice
-from yopo.frozen import Frozen, eval_mode
-from yopo.hamiltonian import ascend
-from yopo.losses import Loss
+from yopo.core.checks import check_at_least, check_choice
+from yopo.core.first_layer import Split
+from yopo.core.frozen import Frozen, eval_mode
+from yopo.core.hamiltonian import ascend
+from yopo.core.losses import Loss
+from yopo.core.propagation import ATTACK_ONLY, FORWARD, FULL
+from yopo.core.threat import Threat
 from yopo.methods.base import AdversarialMethod, Step
 from yopo.methods.trades import check_beta, consistency_with, trades_gradient
-from yopo.propagation import ATTACK_ONLY, FORWARD, FULL
-from yopo.split import Split
-from yopo.threat import Threat
 
 
 class TRADESYOPO(AdversarialMethod):

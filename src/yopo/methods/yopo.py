@@ -5,13 +5,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from yopo.checks import check_at_least, check_choice
-from yopo.hamiltonian import ascend
-from yopo.losses import Loss
+from yopo.core.checks import check_at_least, check_choice
+from yopo.core.first_layer import Split
+from yopo.core.hamiltonian import ascend
+from yopo.core.losses import Loss
+from yopo.core.propagation import ATTACK_ONLY, FULL, Objective, backpropagate
+from yopo.core.threat import Threat
 from yopo.methods.base import AdversarialMethod, Step
-from yopo.propagation import ATTACK_ONLY, FULL, Objective, backpropagate
-from yopo.split import Split
-from yopo.threat import Threat
 
 
 class YOPO(AdversarialMethod):

@@ -1,1 +1,1 @@
-"""The report: one self-contained page from run folders alone."""
+"""The page that shows runs: read from their folders, no network is built and nothing is run."""

@@ -7,11 +7,11 @@ from statistics import mean
 from typing import Any
 
 from yopo.evaluation.result import Interval, wilson
-from yopo.paper import paper
+from yopo.paper.reproduction import TABLES
+from yopo.paper.tables import paper
 from yopo.report.headline import baseline, same_hardware, timed
 from yopo.report.records import Run, seeds
 from yopo.report.tables import Cell, Table
-from yopo.reproduction import TABLES
 
 
 def beside(runs: Sequence[Run], name: str) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from yopo import checkpoint
-from yopo.files import parse_json
+from yopo.core import tensor_files
+from yopo.core.files import parse_json
 from yopo.report.records import Run
 
 SHOWN = ("threat", "data", "images", "weights_sha256")  # what saved examples belong to
@@ -38,7 +38,7 @@ def read_strip(run: Run) -> Strip | None:
     file, found = run.folder / "eval-examples.safetensors", run.evaluations.get("eval.json")
     if found is None or not file.is_file():
         return None
-    facts, tensors = checkpoint.load_metadata(file), checkpoint.load_weights(file)
+    facts, tensors = tensor_files.load_metadata(file), tensor_files.load_weights(file)
     about = found["about"]
     if any(facts.get(key, str(about.get(key))) != str(about.get(key)) for key in SHOWN):
         raise ValueError(f"{file.name} is of another evaluation")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from yopo import seals
+from yopo.core import seals
 
 EVALUATIONS = ("eval.json", "model.eval.json", "model-last.eval.json")
 EPOCHS = 50_000  # lines of metrics.jsonl

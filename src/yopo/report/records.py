@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from yopo.config import validate
+from yopo.core.files import file_digest
+from yopo.core.threat import L2, Linf
 from yopo.evaluation.card import norm
-from yopo.files import file_digest
-from yopo.guard import learnt, nothing_learnt
+from yopo.paper.reproduction import TIMED
 from yopo.report.reading import (
     EVALUATIONS,
     read_config,
@@ -18,9 +18,9 @@ from yopo.report.reading import (
     read_lines,
     read_result,
 )
-from yopo.reproduction import TIMED
-from yopo.run_folder import BEST, LAST
-from yopo.threat import L2, Linf
+from yopo.runs.folder import BEST, LAST
+from yopo.runs.guard import learnt, nothing_learnt
+from yopo.runs.settings import validate
 
 # Settings that say nothing about what is trained, and how fast.
 FREE = ("seed", "evaluate", "checkpoint", "diagnose", "notes")

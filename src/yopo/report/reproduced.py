@@ -7,12 +7,12 @@ from statistics import mean
 from typing import Any
 
 from yopo.evaluation.card import duration
-from yopo.paper import paper, paper_table
+from yopo.paper.reproduction import CONTROLS, QUICK, TABLES, Reproduction, in_bench
+from yopo.paper.tables import paper, paper_table
 from yopo.report.headline import same_hardware, timed
 from yopo.report.paper import differs
 from yopo.report.records import Run, read_runs
 from yopo.report.tables import Cell
-from yopo.reproduction import CONTROLS, QUICK, TABLES, Reproduction, in_bench
 
 Summary = dict[str, Any]  # what tableN.json holds
 OTHER = "Not the table's setting"

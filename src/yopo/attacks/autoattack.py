@@ -1,0 +1,121 @@
+"""AutoAttack's stages, run by the package `pyautoattack` (extra `[autoattack]`).
+
+The protocol is version "standard" of pyautoattack 0.2.0: apgd-ce (100 steps, 1 restart), apgd-t
+(100 steps, 9 targets, 1 restart), fab-t (100 steps, 9 targets, 1 restart), square (5000 queries).
+With fewer than 10 classes there are fewer targets: all wrong classes.
+
+The package seeds the global random stream at the start of every batch and draws for the batch as a
+whole, so apgd and square depend on where an image stands. For the same batches and seed the
+results are the package's own, image by image; fab-t is not random.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from yopo.core.frozen import Frozen, forked_rng
+from yopo.core.threat import L2, Linf, Threat
+
+Stage = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+LEAST_CLASSES = {"apgd-ce": 2, "apgd-t": 4, "fab-t": 2, "square": 2}
+
+
+def check(threat: Threat, shape: Sequence[int], stages: Sequence[str]) -> None:
+    """Refuse what the package cannot attack, before anything runs."""
+    if not isinstance(threat, Linf | L2):
+        raise ValueError(f"AutoAttack knows yopo.Linf and yopo.L2, got {type(threat).__name__}")
+    if len(shape) != 4 and "square" in stages:
+        raise ValueError(f"square expects images (N, C, H, W), got {tuple(shape)}; leave it out")
+    _package()
+
+
+class Stages:
+    """The package's four attacks on f, in the settings of its standard version."""
+
+    def __init__(
+        self, f: Frozen, threat: Threat, seed: int, classes: int, device: torch.device
+    ) -> None:
+        self.f, self.classes, self.seed = f, classes, seed
+        norm = "L2" if isinstance(threat, L2) else "Linf"
+        with quiet():
+            self.package: Any = _package().AutoAttack(
+                self._logits,
+                norm=norm,
+                eps=threat.eps,
+                seed=seed,
+                version="standard",
+                device=device,
+            )
+        targets = min(self.package.apgd_targeted.n_target_classes, classes - 1)
+        self.package.apgd_targeted.n_target_classes = targets
+        self.package.fab.n_target_classes = targets
+        self.package.fab.targeted = True
+
+    def phases(self, names: Sequence[str]) -> list[Stage]:
+        """One function for each stage: images, labels -> adversarial images, which are wrong."""
+        short = [name for name in names if self.classes < LEAST_CLASSES[name]]
+        if short:
+            raise ValueError(
+                f"{short[0]} needs at least {LEAST_CLASSES[short[0]]} classes, got {self.classes}; "
+                "name the other stages one by one: apgd-ce,fab-t,square"
+            )
+        attacks = {
+            "apgd-ce": self.package.apgd,
+            "apgd-t": self.package.apgd_targeted,
+            "fab-t": self.package.fab,
+            "square": self.package.square,
+        }
+        return [self._stage(attacks[name]) for name in names]
+
+    def _stage(self, attack: Any) -> Stage:  # noqa: ANN401
+        def stage(x: Tensor, y: Tensor, _clean: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad(), forked_rng(x), float32_by_default(), quiet():
+                attack.seed = self.seed
+                images: Tensor = attack.perturb(x.float(), y)
+                logits = self._logits(images)
+                wrong = (logits.argmax(1) != y) & ~logits.isnan().any(1)
+            return images.to(x.dtype), wrong
+
+        return stage
+
+    def _logits(self, x: Tensor) -> Tensor:
+        # A copy: the model may write into its input. The package computes in float32 only.
+        return self.f(x.clone()).float()
+
+
+def _package() -> Any:  # noqa: ANN401
+    try:
+        import pyautoattack
+    except ImportError:
+        raise ImportError(
+            "AutoAttack and its stages need the package pyautoattack: "
+            "pip install pyautoattack==0.2.0"
+        ) from None
+    return pyautoattack
+
+
+@contextmanager
+def float32_by_default() -> Iterator[None]:
+    """The package makes tensors of torch's default type and mixes them with float32."""
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hold back the package's log; the evaluation has checks of its own."""
+    logger = logging.getLogger("auto-attack")
+    before = logger.disabled
+    try:
+        logger.disabled = True
+        yield
+    finally:
+        logger.disabled = before

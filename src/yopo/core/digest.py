@@ -1,0 +1,47 @@
+"""SHA-256 of tensors and values: what tells weights, data and settings apart."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+def values_digest(*values: object) -> str:
+    """Of tensors, by type, shape and bytes, and of other values by their repr."""
+    sha = hashlib.sha256()
+    for value in values:
+        if isinstance(value, Tensor):
+            sha.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            sha.update(raw(value))
+        else:
+            sha.update(repr(value).encode())
+    return sha.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Of all parameters and buffers with their names."""
+    return values_digest(*(part for item in model.state_dict().items() for part in item))
+
+
+def tensors_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Of named tensors, by type, shape and bytes, and of the words beside them; in any order."""
+    sha = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        sha.update(f"{name!r} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        sha.update(raw(tensor))
+    return sha.hexdigest()
+
+
+def json_digest(value: object) -> str:
+    """Of a JSON value, by content: no layout, no order of keys, NaN as None."""
+    plain = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def raw(tensor: Tensor) -> bytes | memoryview:
+    """A tensor's bytes."""
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return flat.view(torch.uint8).numpy().data if flat.numel() else b""

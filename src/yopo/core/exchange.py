@@ -1,0 +1,165 @@
+"""Gradients between processes: one exchange for each optimizer step, and who takes care of it."""
+
+import hashlib
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial, reduce
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import LBFGS, Optimizer
+
+from yopo.core.digest import raw
+
+_exchanging: WeakSet[Optimizer] = WeakSet()  # before each step
+_compared: WeakSet[Optimizer] = WeakSet()  # whose weights were seen to be the same everywhere
+_passes: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # backward calls, up to two
+
+
+def exchange_gradients(optimizer: Optimizer) -> Callable[[], None]:
+    """From now on every optimizer.step() first averages the gradients over all processes.
+
+    For loops where neither DistributedDataParallel nor sharding does: call it once in every
+    process, with equal weights in all. All gradients travel in one message. m propagations, attack
+    passes and Free's inner steps need no care: what is exchanged is what the step will use. With
+    one process it does nothing.
+
+    Returns a function that exchanges at once, in all processes, for what looks at gradients before
+    the step: clipping, or a GradScaler, which may skip it.
+    """
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner  # Lightning and others wrap it
+    if isinstance(optimizer, LBFGS):
+        raise ValueError("LBFGS tries as many steps as the loss of each process asks for; use SGD")
+    if any(_is_sharded(p) for p in _parameters(optimizer)):
+        raise ValueError(
+            "the optimizer's parameters are DTensors, whose gradients are exchanged in backward(); "
+            "leave exchange_gradients out"
+        )
+    if optimizer not in _exchanging:
+        optimizer.register_step_pre_hook(_before_step)
+        _exchanging.add(optimizer)
+    return partial(_exchange, optimizer)
+
+
+def exchanges(optimizer: Optimizer) -> bool:
+    """Whether its steps begin with an exchange between processes."""
+    return optimizer in _exchanging and _is_several()
+
+
+def watch(model: nn.Module) -> None:
+    """Warn, once, if several processes train a model whose gradients nobody exchanges.
+
+    At its second backward: the first may be a trial, before the optimizer is made.
+    """
+    if not _is_several():
+        return
+    before = _passes.get(model, 0)
+    if before < 2:
+        _passes[model] = before + 1
+    if before == 1 and not _is_taken_care_of(model):
+        warnings.warn(
+            f"there are {dist.get_world_size()} processes, and nothing averages the gradients of "
+            "this model over them, so each trains a network of its own; call "
+            "yopo.exchange_gradients(optimizer) once before the loop, or give the method the model "
+            "inside DistributedDataParallel. If your loop averages them itself, all is well",
+            stacklevel=3,
+        )
+
+
+def differing(tensors: Iterable[Tensor]) -> list[int]:
+    """The processes whose tensors are not, bit for bit, those of the first; all must ask."""
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        sha.update(raw(tensor))
+    digest = torch.tensor(list(sha.digest()), dtype=torch.uint8)
+    digest = digest.cuda() if dist.get_backend() == "nccl" else digest
+    found = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, digest)
+    return [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
+
+
+def _before_step(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Exchange; gradients that a closure is yet to compute, after it."""
+    named = "closure" in kwargs
+    closure = kwargs["closure"] if named else (*args, None)[1]
+    if closure is None:
+        _exchange(optimizer)
+        return None
+
+    def with_exchange() -> object:
+        loss = closure()
+        _exchange(optimizer)
+        return loss
+
+    if named:
+        return args, kwargs | {"closure": with_exchange}
+    return (args[0], with_exchange, *args[2:]), kwargs
+
+
+@torch.no_grad()
+def _exchange(optimizer: Optimizer) -> None:
+    """Average .grad over all processes; where one has none it counts as zero.
+
+    Which parameters have one may differ, where a branch depends on the data. A gradient that no
+    process has stays None, so that the optimizer passes over it as in one process.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    if optimizer not in _compared:
+        if differing(_parameters(optimizer)):
+            raise RuntimeError(
+                "the processes begin with different weights, which averaged gradients would not "
+                "bring together; call torch.manual_seed with one seed before the model is made, or "
+                "load the same weights everywhere"
+            )
+        _compared.add(optimizer)
+    # A frozen parameter may have a gradient from before, and the step would use it.
+    chosen = [p for p in _parameters(optimizer) if p.requires_grad or p.grad is not None]
+    if not chosen:
+        return
+    here = [p.grad is not None for p in chosen]
+    kind = reduce(torch.promote_types, (p.dtype for p in chosen))
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in chosen]
+    flags = torch.tensor(here, dtype=kind, device=grads[0].device)
+    flat = torch.cat([flags, *(g.reshape(-1).to(kind) for g in grads)])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    anywhere, *parts = flat.split([len(chosen), *(g.numel() for g in grads)])
+    torch._foreach_copy_(grads, [f.view_as(g) for f, g in zip(parts, grads, strict=True)])
+    if not all(here):  # else there is no need to wait for the device
+        for p, grad, some in zip(chosen, grads, (anywhere != 0).tolist(), strict=True):
+            p.grad = grad if some else None
+
+
+def _is_several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _is_taken_care_of(model: nn.Module) -> bool:
+    """Whether DistributedDataParallel, sharding or our exchange averages its gradients."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
+    kinds: tuple[Any, ...] = (DistributedDataParallel,)
+    if fsdp is not None:
+        kinds += (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
+    if any(isinstance(module, kinds) for module in model.modules()):
+        return True
+    if any(_is_sharded(p) for p in model.parameters()):
+        return True
+    own = {id(p) for p in model.parameters()}
+    return any(id(p) in own for optimizer in _exchanging for p in _parameters(optimizer))
+
+
+def _is_sharded(p: Tensor) -> bool:
+    return hasattr(p, "full_tensor")
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,0 +1,117 @@
+"""Tensors on disk: safetensors files, checked when read, never pickled."""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from yopo.core import seals
+from yopo.core.digest import tensors_digest
+from yopo.core.files import RATIO, check_unpacked, open_plain, parse_json, whole
+
+Tensors = dict[str, Tensor]
+ENTRY = "yopo"  # of a weights file's metadata
+HEADER = 4 << 20  # bytes of what a safetensors file says of its tensors
+
+
+def save_weights(path: Path, state: Tensors, metadata: Mapping[str, str]) -> None:
+    """Write a model's weights as one safetensors file, atomically and with a checksum."""
+    # One entry: safetensors writes several in any order, and equal runs would differ.
+    words = {**metadata, seals.KEY: tensors_digest(state, metadata)}
+    with whole(path) as writing:
+        write_tensors(state, writing, {ENTRY: json.dumps(words, sort_keys=True)})
+
+
+def load_weights(path: Path) -> Tensors:
+    """Read a safetensors file, if its checksum agrees; a pickle is refused unread."""
+    words = _metadata(path)
+    state = load_tensors(path)
+    found = words.pop(seals.KEY, None)
+    if found is not None and found != tensors_digest(state, words):
+        raise ValueError(f"{path.name} was damaged: its checksum does not fit")
+    return state
+
+
+def load_metadata(path: Path) -> dict[str, str]:
+    """The words that stand beside the weights in a safetensors file."""
+    return {name: text for name, text in _metadata(path).items() if name != seals.KEY}
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """With the checksum. Earlier versions made each word an entry, and had none."""
+    _check_header(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            entries: dict[str, str] = file.metadata() or {}
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file ({error})") from None
+    if ENTRY not in entries:
+        return entries
+    words = parse_json(entries[ENTRY], f"the metadata of {path}")
+    if not isinstance(words, dict) or not all(isinstance(w, str) for w in words.values()):
+        raise ValueError(f"{path.name} was damaged: its metadata cannot be read")
+    return words
+
+
+def load_tensors(path: Path) -> Tensors:
+    """The tensors of a safetensors file, whoever wrote it; a pickle is refused unread."""
+    _check_header(path)
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file ({error})") from None
+    # A byte that is neither 0 nor 1 is no bool, and torch may do anything with it.
+    return {k: t.view(torch.uint8) != 0 if t.dtype == torch.bool else t for k, t in tensors.items()}
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a pickle, and a file that says more of its tensors than anyone can bear."""
+    with open_plain(path) as file:
+        start, size = file.read(9), os.fstat(file.fileno()).st_size
+        filled = _filled(file.fileno(), size)
+    # A safetensors file begins with the length of its header, which may look like a pickle's start,
+    # and then the header, which is JSON.
+    pickles = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+    if start[:2] in pickles and start[8:] != b"{":
+        raise ValueError(
+            f"{path.name} is a pickle, which can run code when read; it was not read. "
+            "Convert it where you trust it, with safetensors.torch.save_file"
+        )
+    if (length := int.from_bytes(start[:8], "little")) > HEADER or start[8:] != b"{":
+        raise ValueError(f"{path} is not a safetensors file (a header of {length:,} bytes?)")
+    # A file that is all holes takes no room on the disk, and all there is in memory.
+    check_unpacked(path, size, filled)
+
+
+def _filled(handle: int, size: int) -> int:
+    """How much of a file is no hole, counted until that is plainly enough.
+
+    Not by its blocks on the disk: some file systems count none of what they have not written yet.
+    """
+    if not hasattr(os, "SEEK_DATA"):
+        return size
+    filled = end = 0
+    with suppress(OSError):  # nothing but a hole is left
+        while end < size and RATIO * filled < size:
+            start = os.lseek(handle, end, os.SEEK_DATA)
+            end = os.lseek(handle, start, os.SEEK_HOLE)
+            filled += end - start
+    return filled
+
+
+def write_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:
+    """safetensors' file; it needs contiguous tensors on the CPU that share no memory."""
+    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    path.touch()
+    mode = path.stat().st_mode  # as the user's other files; save_file lets no one else read it
+    try:
+        save_file(plain, path, metadata=metadata)
+    except SafetensorError as error:  # what the writer makes of a full disk
+        raise OSError(str(error)) from None
+    path.chmod(mode)

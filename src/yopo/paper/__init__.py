@@ -1,0 +1,1 @@
+"""The paper's tables as data, and what `yopo reproduce` runs for each of their rows."""

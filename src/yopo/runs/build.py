@@ -1,0 +1,206 @@
+"""From a Config to the objects it describes."""
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import yopo
+from yopo.core.frozen import forked_rng
+from yopo.runs.sections import (
+    L2Config,
+    LinfConfig,
+    ModelConfig,
+    PGDConfig,
+    TRADESConfig,
+    TRADESYOPOConfig,
+    YOPOConfig,
+)
+from yopo.runs.settings import Config
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "smallcnn": yopo.models.SmallCNN,
+    "preactresnet18": yopo.models.preactresnet18,
+    "wideresnet": yopo.models.wideresnet,
+}
+METHODS: dict[str, Callable[..., yopo.Method]] = {
+    "pgd": yopo.PGD,
+    "free": yopo.Free,
+    "fast": yopo.Fast,
+    "nfgsm": yopo.NFGSM,
+    "trades": yopo.TRADES,
+    "yopo": yopo.YOPO,
+    "trades-yopo": yopo.TRADESYOPO,
+    "pmp": yopo.PMP,
+}
+
+
+def build_threat(config: LinfConfig | L2Config, part: float = 1.0) -> yopo.Linf | yopo.L2:
+    """The threat of a configuration, or the same shrunk to a part of its size."""
+    kind = yopo.Linf if config.name == "linf" else yopo.L2
+    return kind(part * config.eps, None if config.step is None else part * config.step)
+
+
+def build_method(config: Config, model: nn.Module, optimizer: Optimizer) -> yopo.Method:
+    """The training method of a configuration."""
+    threat = build_threat(config.threat, config.train_eps)
+    loss = partial(F.cross_entropy, label_smoothing=config.label_smoothing)
+    name, options = config.method.name, config.method.model_dump(exclude={"name"})
+    if name == "natural":
+        return yopo.Natural(model, loss=loss)
+    if name == "free":
+        options["optimizer"] = optimizer
+    return METHODS[name](model, threat, loss=loss, **options)
+
+
+def out_of_reach(config: Config) -> str | None:
+    """What to say of an adversary whose steps add up to less than eps."""
+    method, threat = config.method, build_threat(config.threat)
+    if isinstance(method, PGDConfig | TRADESConfig):
+        steps = method.steps
+    elif isinstance(method, YOPOConfig | TRADESYOPOConfig):
+        steps = method.m * method.n
+    else:
+        return None
+    if steps == 0 or steps * threat.step > 0.99 * threat.eps:
+        return None
+    return (
+        f"{steps} steps of {threat.step:.3g} add up to {steps * threat.step:.3g}, less than eps = "
+        f"{threat.eps:.3g}: from the ball's centre this adversary cannot reach its surface; "
+        f"--threat.step {threat.eps / steps:.3g} or more could"
+    )
+
+
+def propagations(config: Config) -> float:
+    """What the method pays for a batch, counted on a small network; it is the same on any."""
+    free = {"first_layer": None, "layers": None}  # names of the user's modules
+    own = {k: v for k, v in free.items() if k in type(config.method).model_fields}
+    config = config.model_copy(update={"method": config.method.model_copy(update=own)})
+    x = torch.full((2, 1, 2, 2), 0.5)
+    with forked_rng(x):
+        net = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+        method = build_method(config, net, torch.optim.SGD(net.parameters(), lr=0.0))
+        return method.backward(x, torch.tensor([0, 1])).propagations
+
+
+def build_model(config: ModelConfig, x_train: Tensor, classes: int) -> nn.Module:
+    """The network for images like x_train (N, C, H, W), uint8."""
+    _, channels, height, width = x_train.shape
+    if config.name == "smallcnn" and height != width and "size" not in config.options:
+        raise ValueError(
+            f"smallcnn is for square images, got {height}x{width}; "
+            "give data.size for image folders, or another model"
+        )
+    net = build_network(config, classes, channels, width)
+    if not config.normalize:
+        return net
+    pixels = x_train[:: max(1, len(x_train) // 10000)].float() / 255
+    mean, std = pixels.mean((0, 2, 3)).tolist(), pixels.std((0, 2, 3)).clamp(min=1e-3).tolist()
+    whole = nn.Sequential()
+    whole.add_module("normalize", yopo.Normalize(mean, std))
+    whole.add_module("net", net)
+    return whole
+
+
+def build_network(config: ModelConfig, classes: int, channels: int, side: int) -> nn.Module:
+    """The network itself, without normalisation."""
+    if config.name in NETWORKS:
+        options = {"channels": channels, **config.options}
+        if config.name == "smallcnn":
+            options.setdefault("size", side)
+        _fits(config.name, NETWORKS[config.name], classes, **options)
+        try:
+            return NETWORKS[config.name](classes, **options)
+        except TypeError as error:
+            raise ValueError(f"model.options do not fit {config.name}: {error}") from None
+    if config.name.startswith("timm:"):
+        try:
+            timm = importlib.import_module("timm")
+        except Exception as error:
+            raise ValueError(f"{config.name} needs timm, which does not import: {error}") from None
+        options = {"num_classes": classes, "in_chans": channels, **config.options}
+        name = config.name.removeprefix("timm:")
+        try:
+            net: nn.Module = timm.create_model(name, **options)
+        except TypeError as error:
+            raise ValueError(f"model.options do not fit {config.name}: {error}") from None
+        except RuntimeError:
+            if timm.is_model(name):
+                raise
+            near = difflib.get_close_matches(name, timm.list_models()) or timm.list_models()[:3]
+            raise ValueError(f"no model {name!r} in timm; near names: {', '.join(near)}") from None
+        return net
+    if ":" not in config.name:
+        raise ValueError(
+            f"no model {config.name!r}; there are: {', '.join(NETWORKS)}, my_module:function "
+            "for your own, timm:NAME for timm's"
+        )
+    return _own(config, classes)
+
+
+def _own(config: ModelConfig, classes: int) -> nn.Module:
+    """Call the user's function; it is told the number of classes if it asks for it."""
+    module, _, function = config.name.partition(":")
+    is_file = "/" in module or module.startswith(".") or module.endswith(".py")
+    if is_file or not (module and function):
+        raise ValueError(
+            "expected model.name as my_module:build_model, for a file my_module.py in this folder "
+            f"with a function build_model, got {config.name!r}"
+        )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        build = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"model.name {config.name!r} does not import: {error}; "
+            f"expected a file {module}.py in this folder with a function {function}"
+        ) from None
+    if not callable(build):
+        raise ValueError(
+            f"expected {config.name} to be a function that returns a torch.nn.Module, "
+            f"got {type(build).__name__}"
+        )
+    options = dict(config.options)
+    if "classes" in inspect.signature(build).parameters:
+        options.setdefault("classes", classes)
+    _fits(config.name, build, **options)
+    net = build(**options)
+    if not isinstance(net, nn.Module):
+        raise ValueError(
+            f"expected {config.name} to return a torch.nn.Module, got {type(net).__name__}"
+        )
+    return net
+
+
+def _fits(name: str, build: Callable[..., object], *args: object, **options: object) -> None:
+    """Refuse options that the function does not take; what goes wrong inside it is its own."""
+    try:
+        inspect.signature(build).bind(*args, **options)
+    except TypeError as error:
+        raise ValueError(f"model.options do not fit {name}: {error}") from None
+
+
+def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
+    """SGD or AdamW; the rate is set anew at every step."""
+    c, parameters = config.optimizer, [p for p in model.parameters() if p.requires_grad]
+    if c.name == "adamw":
+        if c.nesterov:
+            raise ValueError("optimizer.nesterov is SGD's; leave it out with adamw")
+        betas = (c.momentum, 0.999)
+        return torch.optim.AdamW(parameters, lr=c.lr, betas=betas, weight_decay=c.weight_decay)
+    return torch.optim.SGD(
+        parameters,
+        lr=c.lr,
+        momentum=c.momentum,
+        nesterov=c.nesterov,
+        weight_decay=c.weight_decay,
+    )

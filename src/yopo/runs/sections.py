@@ -1,0 +1,286 @@
+"""The sections of a configuration, as typed values, and what words may stand for them."""
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from yopo.core.files import parse_yaml
+
+MOST = 10**9  # of whole numbers and sizes; what is far beyond cannot be computed with
+NUMBER = re.compile(r"[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?", re.IGNORECASE)
+
+
+def fraction(text: str, name: str) -> float:
+    """ "0.3", "8/255" or "2.5/255" as a number; `name` is what it is for."""
+    above, over, below = text.replace(" ", "").partition("/")
+    below = below if over else "1"
+    try:
+        if not (NUMBER.fullmatch(above) and NUMBER.fullmatch(below)):
+            raise ValueError  # 1e999999999 would take hours
+        return float(Fraction(above) / Fraction(below))
+    except (ValueError, ArithmeticError):
+        got = text if len(text) < 40 else f"{text[:40]}…"
+        raise ValueError(f"expected a number for {name}, as 0.3 or 8/255, got {got!r}") from None
+
+
+def number(value: object) -> object:
+    """Let "8/255" be a number."""
+    if isinstance(value, str) and "/" in value:
+        try:
+            return fraction(value, "a setting")
+        except ValueError:
+            return value  # pydantic says what is wrong with it
+    return value
+
+
+def _options(value: object) -> object:
+    """Let options given as words be what YAML takes them for."""
+    if not isinstance(value, Mapping):
+        raise ValueError("expected one by one, as --model.options.width 16")
+    return {k: _value(v, str(k)) if isinstance(v, str) else v for k, v in value.items()}
+
+
+def _value(word: str, name: str) -> object:
+    """As YAML, which takes 1e-3 for a word, and as Python."""
+    value = parse_yaml(word, name)
+    return float(word) if isinstance(value, str) and NUMBER.fullmatch(word) else value
+
+
+def _list(value: object) -> object:
+    """Let "30,36" be a list, and "[30, 36]" as config.yaml has it; "[]" is an empty one."""
+    if not isinstance(value, str):
+        return value
+    words = [word.strip() for word in value.strip().removeprefix("[").removesuffix("]").split(",")]
+    return words if any(words) else []
+
+
+def _place(value: object) -> object:
+    """A path that a message can name."""
+    if len(str(value)) > 1000:
+        raise ValueError("expected a path of at most 1,000 letters")
+    return value
+
+
+Positive = Annotated[float, BeforeValidator(number), Field(gt=0, le=MOST)]
+NotNegative = Annotated[float, BeforeValidator(number), Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+FromNought = Annotated[int, Field(ge=0, le=MOST)]
+Words = Annotated[str, Field(max_length=1000)]
+Place = Annotated[Path, BeforeValidator(_place)]
+Part = Annotated[float, Field(ge=0, lt=1)]
+Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
+Names = Annotated[list[Words], BeforeValidator(_list)]
+Options = Annotated[dict[str, Any], BeforeValidator(_options)]
+
+
+class Section(BaseModel):
+    """Settings that belong together; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LinfConfig(Section):
+    """The L∞ ball."""
+
+    name: Literal["linf"] = "linf"
+    eps: Positive = 8 / 255
+    step: Positive | None = Field(None, description="of one ascent step; eps/4 by default")
+
+
+class L2Config(Section):
+    """The L2 ball."""
+
+    name: Literal["l2"] = "l2"
+    eps: Positive = 0.5
+    step: Positive | None = Field(None, description="of one ascent step; eps/4 by default")
+
+
+class NaturalConfig(Section):
+    """No adversary."""
+
+    name: Literal["natural"] = "natural"
+
+
+class PGDConfig(Section):
+    """PGD-r."""
+
+    name: Literal["pgd"] = "pgd"
+    steps: Count = 10
+    attack_mode: Literal["eval", "train"] = "eval"
+
+
+class FreeConfig(Section):
+    """Free-m."""
+
+    name: Literal["free"] = "free"
+    m: Count = 8
+    step: Positive | None = Field(None, description="of the adversary; eps by default")
+
+
+class FastConfig(Section):
+    """FGSM-RS."""
+
+    name: Literal["fast"] = "fast"
+    step: Positive | None = Field(None, description="1.25·eps by default")
+    attack_mode: Literal["eval", "train"] = "train"
+
+
+class NFGSMConfig(Section):
+    """N-FGSM."""
+
+    name: Literal["nfgsm"] = "nfgsm"
+    noise: Positive = Field(2.0, description="radius of the noise, in eps")
+    step: Positive | None = Field(None, description="eps by default")
+    attack_mode: Literal["eval", "train"] = "train"
+
+
+class TRADESConfig(Section):
+    """TRADES-r."""
+
+    name: Literal["trades"] = "trades"
+    steps: Count = 10
+    beta: NotNegative = Field(6.0, description="weight of the consistency, the paper's 1/λ")
+    attack_mode: Literal["eval", "train"] = "eval"
+
+
+class YOPOConfig(Section):
+    """YOPO-m-n."""
+
+    name: Literal["yopo"] = "yopo"
+    m: Count = 5
+    n: FromNought = 3
+    first_layer: Words | None = Field(None, description="module where f0 ends; found by default")
+    grad_at: Literal["after", "before", "last"] = "after"
+
+
+class TRADESYOPOConfig(Section):
+    """TRADES-YOPO-m-n."""
+
+    name: Literal["trades-yopo"] = "trades-yopo"
+    m: Count = 3
+    n: FromNought = 4
+    beta: NotNegative = Field(6.0, description="weight of the consistency, the paper's 1/λ")
+    first_layer: Words | None = Field(None, description="module where f0 ends; found by default")
+    attack_mode: Literal["eval", "train"] = "eval"
+
+
+class PMPConfig(Section):
+    """Algorithm 1 in general form."""
+
+    name: Literal["pmp"] = "pmp"
+    m: Count = 5
+    adversary: Literal["exact", "gradient", "lbfgs"] = "exact"
+    n: Count = Field(10, description="steps of the adversary, where it is not exact")
+    weights: Literal["gradient", "argmax"] = "gradient"
+    rho: Positive = Field(0.3, description="how near argmax stays to the present states")
+    steps: Count = Field(5, description="of L-BFGS a layer, for argmax")
+    layers: Names | None = Field(None, description="modules where f0, f1, … end; found by default")
+    weights_at: Literal["after", "before", "algorithm1"] = "after"
+
+
+MethodConfig = Annotated[
+    NaturalConfig
+    | PGDConfig
+    | FreeConfig
+    | FastConfig
+    | NFGSMConfig
+    | TRADESConfig
+    | YOPOConfig
+    | TRADESYOPOConfig
+    | PMPConfig,
+    Field(discriminator="name"),
+]
+ThreatConfig = Annotated[LinfConfig | L2Config, Field(discriminator="name")]
+
+
+class DataConfig(Section):
+    """Images and what is done to them."""
+
+    name: Words = Field("mnist-subset", description="mnist-subset, mnist, cifar10, npz or folder")
+    root: Place | None = Field(None, description="folder with the data (mnist, cifar10, folder)")
+    path: Place | None = Field(None, description="file with the data (npz)")
+    size: Count | None = Field(None, description="side that images of a folder are brought to")
+    held_out: Count = Field(
+        500, description="training images kept aside to choose the best weights"
+    )
+    crop: FromNought = Field(0, description="random shift, in pixels")
+    flip: bool = Field(False, description="mirror at random")
+    cutout: FromNought = Field(0, description="side of a blanked square")
+    resident: bool = Field(True, description="keep all images on the device")
+
+
+class ModelConfig(Section):
+    """The network."""
+
+    name: Words = Field(
+        "smallcnn",
+        description="smallcnn, preactresnet18, wideresnet, my_module:function, or timm:NAME",
+    )
+    options: Options = Field(
+        default_factory=dict, description="arguments of the network, as --model.options.width 16"
+    )
+    normalize: bool = Field(False, description="normalise by the training set's mean and deviation")
+    channels_last: bool = False
+
+
+class OptimizerConfig(Section):
+    """SGD with momentum, or AdamW, whose first beta is `momentum`."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: Positive = 0.1
+    momentum: Part = Field(0.9, description="of adamw the first beta")
+    nesterov: bool = Field(False, description="sgd alone")
+    weight_decay: NotNegative = 5e-4
+    clip: Positive | None = Field(None, description="largest norm of the gradient")
+    accumulate: Count = Field(1, description="batches for each optimizer step")
+
+
+class ScheduleConfig(Section):
+    """The learning rate over time, in epochs."""
+
+    name: Literal["constant", "piecewise", "cosine", "onecycle"] = "constant"
+    warmup: NotNegative = Field(0.0, description="epochs of linear growth (onecycle: to the peak)")
+    drops: Epochs = Field(default_factory=list, description="epochs of a drop (piecewise)")
+    factor: Positive = Field(0.1, description="what a drop multiplies the rate by")
+
+
+class EvaluateConfig(Section):
+    """What is measured on the held-out images while training."""
+
+    every: Count = Field(1, description="epochs between evaluations")
+    steps: Count = Field(10, description="steps of the PGD attack")
+    images: Count = Field(500, description="held-out images to attack")
+    keep: Literal["best", "last"] = Field(
+        "best", description="the evaluated epoch whose weights become model.safetensors"
+    )
+
+
+class DiagnoseConfig(Section):
+    """How well frozen co-states do while training; see docs/diagnose.md."""
+
+    every: FromNought = Field(0, description="epochs between looks; 0: never")
+    images: Annotated[int, Field(ge=2)] = Field(64, description="held-out images to look at")
+
+
+class GuardConfig(Section):
+    """What to do when training collapses."""
+
+    action: Literal["rollback", "stop", "ignore"] = "rollback"
+    shrink: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.5, description="what a rollback multiplies the learning rate by"
+    )
+    most: Count = Field(5, description="rollbacks before the run stops")
+
+
+class CheckpointConfig(Section):
+    """When the run's state is written."""
+
+    minutes: NotNegative = Field(10.0, description="most time between checkpoints")
+    pause: NotNegative = Field(
+        10.0, description="seconds; an epoch that ends sooner after the last one writes none"
+    )
+    keep: Count = Field(2, description="checkpoints that stay")

@@ -1,0 +1,112 @@
+"""All tensors a run needs to go on: weights, averages, optimizer state, a carried perturbation."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import yopo
+from yopo.engine.ema import EMA
+from yopo.runs import distributed
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The parts of a run that hold tensors."""
+
+    model: nn.Module
+    ema: EMA | None
+    optimizer: Optimizer
+    method: yopo.Method
+
+    def take(self) -> dict[str, Tensor]:
+        """This process's tensors as they are now, by name."""
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        tensors |= {f"hidden.{k}": v for k, v in _hidden(self.model).items()}
+        if self.ema:
+            tensors |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
+            tensors |= {f"ema-hidden.{k}": v for k, v in _hidden(self.ema.model).items()}
+        for i, p in enumerate(self._parameters()):
+            tensors |= {f"optimizer.{i}.{k}": v for k, v in self._state(p).items()}
+        if isinstance(self.method, yopo.Free) and self.method.eta is not None:
+            tensors["free.eta"] = self.method.eta
+        return tensors
+
+    def copy(self) -> dict[str, Tensor]:
+        """The same, in memory of its own."""
+        return {k: v.detach().to("cpu", copy=True) for k, v in self.take().items()}
+
+    def is_finite(self) -> bool:
+        """Whether no weight, average or state of the optimizer is NaN or infinite."""
+        mine = [t for k, t in self.take().items() if t.is_floating_point() and k != "free.eta"]
+        return all(bool(t.isfinite().all()) for t in mine)
+
+    def gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of all processes: the first's, and of the others what is their own.
+
+        These are buffers (BatchNorm's statistics, if not synchronised) and Free's perturbation.
+        Nothing changes in any process, so a run that is saved goes on as one that is not.
+        """
+        if not distributed.several():
+            return tensors
+        whole = dict(tensors)
+        if "free.eta" in tensors:
+            whole["free.eta"] = torch.cat(distributed.gathered(tensors["free.eta"]))
+        buffers = {f"model.{k}" for k, _ in self.model.named_buffers()}
+        for key in (k for k in tensors if k in buffers or k.startswith("hidden.")):
+            for rank, other in enumerate(distributed.gathered(tensors[key])):
+                if not torch.equal(other, tensors[key].cpu()):
+                    whole[f"rank-{rank}.{key}"] = other
+        return whole
+
+    @staticmethod
+    def own(tensors: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
+        """Of the tensors of all processes, this one's; there may be more or fewer now."""
+        shared = {k: v for k, v in tensors.items() if not k.startswith("rank-")}
+        mine = {k: tensors.get(f"rank-{rank}.{k}", v) for k, v in shared.items()}
+        if "free.eta" in mine:
+            mine["free.eta"] = mine["free.eta"].chunk(world)[rank]
+        return mine
+
+    def put_back(self, tensors: dict[str, Tensor]) -> None:
+        """Make all parts what they were when `tensors` were taken in this process."""
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.model.load_state_dict(part("model."))
+        if self.ema:
+            self.ema.model.load_state_dict(part("ema."))
+        followed = [self.model, *([self.ema.model] if self.ema else [])]
+        for prefix, model in zip(("hidden.", "ema-hidden."), followed, strict=False):
+            hidden, buffers = part(prefix), _hidden(model)
+            for name in hidden.keys() & buffers.keys():
+                buffers[name].copy_(hidden[name])
+        for i, p in enumerate(self._parameters()):
+            saved, there = part(f"optimizer.{i}."), self._state(p)
+            for name, tensor in there.items():  # in place: a captured step knows it by its address
+                tensor.copy_(saved.get(name, torch.zeros_like(tensor)))
+            for name in saved.keys() - there.keys():
+                value = saved[name]  # Adam counts its steps on the CPU
+                self.optimizer.state[p][name] = (
+                    value.clone() if name == "step" else torch.empty_like(p).copy_(value)
+                )
+        if isinstance(self.method, yopo.Free):
+            eta = tensors.get("free.eta")
+            device = next(self.model.parameters()).device
+            self.method.eta = None if eta is None else eta.to(device, copy=True)
+
+    def _state(self, p: Tensor) -> dict[str, Tensor]:
+        """The optimizer's tensors for a parameter: momentum, Adam's moments and count."""
+        state = self.optimizer.state.get(p, {})
+        return {k: v for k, v in state.items() if isinstance(v, Tensor)}
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+def _hidden(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that are no part of the state_dict (`persistent=False`)."""
+    shown = model.state_dict()
+    return {k: b for k, b in model.named_buffers() if k not in shown}

@@ -1,0 +1,584 @@
+"""The command line, as a user meets it."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.conftest import assert_same
+from tests.tiny import PATIENCE, tiny_data
+from yopo import cli
+from yopo.cli import screen, training
+from yopo.core import files, tensor_files
+from yopo.runs import checkpoint
+from yopo.runs.trainer import Trainer
+
+TINY = [
+    *("--data.name", "npz", "--data.held_out", "20", "--batch", "20", "--epochs", "2"),
+    *("--model.options.width", "4", "--model.options.hidden", "8", "--evaluate.steps", "2"),
+    *("--evaluate.images", "20", "--threat.eps", "8/255", "--threat.step", "2/255"),
+    *("--method.name", "yopo", "--method.m", "2", "--method.n", "2"),
+]
+
+
+pytestmark = pytest.mark.usefixtures("float32")
+
+
+@pytest.fixture(scope="module")
+def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    data, path = tiny_data(), tmp_path_factory.mktemp("data") / "tiny.npz"
+    np.savez(
+        path,
+        x_train=data.x_train.numpy(),
+        y_train=data.y_train.numpy(),
+        x_test=data.x_test.numpy(),
+        y_test=data.y_test.numpy(),
+    )
+    return path
+
+
+def yopo(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
+    """Run the command in this process; its exit status."""
+    monkeypatch.setattr(sys, "argv", ["yopo", *map(str, words)])
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_train_writes_a_run(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert yopo(monkeypatch, "train", "demo", "--out", out, "--data.path", npz, *TINY) == 0
+    shown = capsys.readouterr().out
+    assert "epoch    2/2" in shown
+    assert "test accuracy, clean / pgd-2, 40 images" in shown
+    assert str(out) in shown
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["threat"]["eps"] == 8 / 255
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in metrics] == [1, 2]
+    assert {"train_seconds", "propagations", "loss", "clean", "robust"} <= metrics[0].keys()
+    assert tensor_files.load_weights(out / "model.safetensors")
+    assert not list(out.rglob("*.pt")) + list(out.rglob("*.pkl"))
+    # a second start without --resume is refused, with it there is nothing left to do
+    assert yopo(monkeypatch, "train", "demo", "--out", out, "--data.path", npz, *TINY) == 2
+    assert "add --resume" in capsys.readouterr().err
+    again = yopo(monkeypatch, "train", out / "config.yaml", "--out", out, "--resume")
+    assert again == 0
+    assert "going on from epoch 3" in capsys.readouterr().out
+    kept = tmp_path / "kept"  # without checkpoints, to save space
+    shutil.copytree(out, kept, ignore=shutil.ignore_patterns("state"))
+    for words in ([], ["--resume"]):
+        assert yopo(monkeypatch, "train", kept / "config.yaml", "--out", kept, *words) == 2
+        assert "finished run without checkpoints" in capsys.readouterr().err
+    other = yopo(
+        monkeypatch, "train", out / "config.yaml", "--out", out, "--resume", "--batch", "40"
+    )
+    assert other == 2
+    assert "another configuration" in capsys.readouterr().err
+
+
+def test_a_log_hears_of_slow_epochs(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train", "demo", "--data.path", npz, *TINY, "--out")
+    assert yopo(monkeypatch, *words, tmp_path / "quick") == 0
+    assert "  step " not in capsys.readouterr().out
+    monkeypatch.setattr(screen, "QUIET", 0.0)
+    assert yopo(monkeypatch, *words, tmp_path / "slow") == 0
+    assert re.search(r"epoch +1/2  step (\d+)/\1  loss \d", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demoo", "--out", "x"], "did you mean demo?"),
+        (["demo", "--out", "x", "--epoch", "3"], "did you mean epochs?"),
+        (["demo", "--out", "x", "--method.nam", "pgd"], "did you mean method.name?"),
+        (["demo", "--out", "x", "--epochs"], "--epochs needs a value"),
+        (["demo", "--out", "x", "--reusme"], "did you mean --resume?"),
+        (["demo", "--out", "x", "--dryrun", "--epochs", "3"], "did you mean --dry-run?"),
+        (["demo", "--out", "x", "stray"], "did not expect 'stray'"),
+        (["demo"], "--out DIR"),
+        ([], "expected a recipe"),
+        (["demo", "--out", "x", "--data.name", "cifra10"], "cifar10"),
+        (["demo", "--out", "x", "--model.name", "resnet"], "my_module:function"),
+        (["demo", "--out", "x", "--model.name", "nowhere:build"], "does not import"),
+        *(
+            (["demo", "--out", "x", "--model.name", name], "model.name as my_module:build_model")
+            for name in ("nowhere.py:build", "./nowhere:build", ":build", "nowhere:")
+        ),
+        (["demo", "--out", "x", "--model.options.widht", "3"], "model.options do not fit smallcnn"),
+        (
+            ["demo", "--out", "x", "--method", "pgd"],
+            "write method.name",
+        ),
+        (["demo", "--out", "x", "--threat.eps", "8"], "8 of 255 is 8/255"),
+        (["missing.yaml", "--out", "x"], "missing.yaml"),
+        (["demo", "--out", "x", "--data.held_out", "7000"], "data.held_out below"),
+    ],
+)
+def test_mistakes_get_one_line_and_leave_nothing(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert yopo(monkeypatch, "train", *words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("yopo: ")
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_empty_out_is_not_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert yopo(monkeypatch, "train", "demo", "--out", "", "--epochs", "0") == 2
+    assert "expected a folder, got nothing" in capsys.readouterr().err
+
+
+def test_a_yaml_file_lies_under_the_flags(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "mine.yaml"
+    settings.write_text("epochs: 7\nseed: 5\nthreat: {eps: 4/255}\n")
+    words = ("--config", settings, "--data.path", npz, *TINY[:-6], "--seed", "6", "--dry-run")
+    assert yopo(monkeypatch, "train", "demo", *words) == 0
+    shown = capsys.readouterr().out
+    config = yaml.safe_load(shown)
+    assert (config["epochs"], config["seed"], config["method"]["name"]) == (2, 6, "yopo")
+    assert "propagations per image in all" in shown
+    assert "minutes of training here" in shown
+
+
+def test_compare_gives_one_table(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--methods", "natural,pgd-2,yopo-2-2", "--out", tmp_path, "--data.path", npz)
+    assert yopo(monkeypatch, "compare", "demo", *words, *TINY[:-6]) == 0
+    table = capsys.readouterr().out.split("test accuracy")[1]
+    for name in ("natural", "pgd-2", "yopo-2-2"):
+        assert name in table
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        assert (config["seed"], config["batch"]) == (0, 20)
+    again = ("--resume", "--checkpoint.minutes", "5")
+    assert yopo(monkeypatch, "compare", "demo", *words, *TINY[:-6], *again) == 0
+    assert yopo(monkeypatch, "compare", "demo", *words, *TINY[:-6], *again, "--seed", "1") == 2
+    assert "another configuration (seed)" in capsys.readouterr().err
+    assert yopo(monkeypatch, "compare", "demo", "--methods", "pdg-3", "--out", tmp_path) == 2
+    assert "did you mean pgd?" in capsys.readouterr().err
+
+
+def test_steps_that_stay_inside_the_ball_are_told(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TINY has eps 8/255 and steps of 2/255: three of them are too few, four enough."""
+    words = ("--methods", "pgd-3,pgd-4,yopo-1-3,yopo-2-2,nfgsm,pmp", "--data.path", npz)
+    assert yopo(monkeypatch, "compare", "demo", *words, "--out", tmp_path, *TINY[:-6]) == 0
+    told = [x for x in capsys.readouterr().out.splitlines() if "cannot reach its surface" in x]
+    assert [x.split(":")[0] for x in told] == ["pgd-3", "yopo-1-3"]
+    assert "3 steps of 0.00784 add up to 0.0235, less than eps = 0.0314" in told[0]
+    enough = ("--threat.step", told[0].split("--threat.step ")[1].split()[0])
+    three = ("train", "demo", "--method.name", "pgd", "--method.steps", "3", "--data.path", npz)
+    assert yopo(monkeypatch, *three, *TINY[:-6], *enough, "--dry-run") == 0
+    assert "surface" not in capsys.readouterr().out
+    assert yopo(monkeypatch, *three, *TINY[:-6], "--dry-run") == 0
+    assert "# 3 steps of 0.00784" in capsys.readouterr().out
+
+
+def test_compare_at_equal_cost(tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each method spends what was asked for, but for less than an epoch of its own."""
+    epochs = {"natural": 12, "free-3": 4, "nfgsm": 7, "pgd-3": 4, "yopo-2-2": 4, "pmp": 2}
+    epochs |= {"trades-2": 3, "trades-yopo-2-2": 3}
+    words = ("--methods", ",".join(epochs), "--propagations", "12", "--data.path", npz)
+    tiny = (*TINY[:6], *TINY[8:-6])  # without --epochs
+    assert yopo(monkeypatch, "compare", "demo", *words, "--out", tmp_path, *tiny) == 0
+    for name, many in epochs.items():
+        result = json.loads((tmp_path / name / "result.json").read_text())
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text())
+        assert config["epochs"] == many
+        assert 12 - result["propagations"] / many < result["propagations"] < 12.001
+        assert config["schedule"]["warmup"] == pytest.approx(2 / 7 * many)  # the recipe's part
+
+
+@pytest.mark.parametrize(
+    ("methods", "flags", "message"),
+    [
+        ("natural,pgd-3", ["--propagations", "2"], "at least 3.00, an epoch of pgd-3; got 2"),
+        ("pgd-3", ["--propagations", "inf"], "at least 3.00, an epoch of pgd-3; got inf"),
+        ("natural", ["--dry-run"], "--dry-run is for `yopo train`"),
+        ("pgd-3", ["--propagations", "9", "--epochs", "2"], "leave --epochs out"),
+        ("pgd-2,pgd-3", ["--method.steps", "1"], "--method.steps contradicts pgd-2"),
+        ("natural", ["--method.name", "fast"], "--method.name contradicts natural"),
+        ("nfgsm,there", [], "there holds a run; add --resume"),
+        ("nfgsm,there", ["--resume"], "there holds a run of another configuration"),
+    ],
+)
+def test_compare_is_refused_before_anything_is_trained(
+    methods: str,
+    flags: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "pgd-5" / "state" / "save-000001").mkdir(parents=True)
+    (tmp_path / "pgd-5" / "result.json").write_text("{}")
+    (tmp_path / "pgd-5" / "config.yaml").write_text("epochs: 3")
+    words = ("--methods", methods.replace("there", "pgd-5"), "--out", tmp_path, *flags)
+    assert yopo(monkeypatch, "compare", "demo", *words) == 2
+    assert message.replace("there", "pgd-5") in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["pgd-5"]
+
+
+def test_two_processes_do_not_train_in_one_folder(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
+    with training._alone_in(tmp_path / "run"):
+        assert yopo(monkeypatch, *words) == 2
+    assert "another process is training in" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert yopo(monkeypatch, *words) == 0
+
+
+def test_epochs_of_a_file_move_warm_ups_along_as_those_of_a_flag_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "short.yaml"
+    file.write_text("epochs: 1")
+    shown = []
+    for words in (["--epochs", "1"], ["--config", file], ["--epochs", "1.0"]):
+        monkeypatch.setattr(training, "dry_run", lambda config, _: shown.append(config))
+        assert yopo(monkeypatch, "train", "demo", "--dry-run", *words) == 0
+    assert shown[0] == shown[1] == shown[2]
+    assert shown[0].eps_warmup < 1
+
+
+def test_files_that_cannot_be_written_are_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "config.yaml"
+    settings.write_text("epochs: 1")
+    for words, message in (
+        (["report", tmp_path, "--out", settings], "expected an .html file for --out"),
+        (["bench", "--json", tmp_path / "no" / "b.json"], "no folder"),
+        (["bench", "--json", tmp_path], "expected a file for --json"),
+        (["bench", "--picture", tmp_path / "b.txt"], "expected a .png, .svg or .pdf file"),
+        (["train", "--epochs", "1", "demo"], "settings come after the recipe"),
+    ):
+        assert yopo(monkeypatch, *words) == 2
+        assert message in capsys.readouterr().err
+    assert settings.read_text() == "epochs: 1"
+
+
+def test_recipes_and_settings_are_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert yopo(monkeypatch, "recipes") == 0
+    shown = capsys.readouterr().out
+    for name in ("mnist-yopo-5-10", "cifar10-wrn-free-8", "cifar10-fast", "demo"):
+        assert name in shown
+    assert yopo(monkeypatch, "train", "--settings") == 0
+    assert "--threat.eps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["compare"], ["data"]])
+def test_help_has_examples(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert yopo(monkeypatch, *command, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "usage: yopo" in shown
+    assert not command or "examples:\n  yopo" in shown
+
+
+def test_a_terminal_without_our_characters() -> None:
+    code = "from yopo.cli import main; main()"
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1", "COLUMNS": "200"}
+    for words in (["train", "--help"], ["train", "--settings"]):
+        command = [sys.executable, "-c", code, *words]
+        shown = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+        assert b"--out" in shown or b"--threat.eps" in shown
+        assert b"?" in shown
+
+
+def test_a_full_disk_at_the_end_costs_no_result(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
+    for module, function, file in (
+        (tensor_files, "save_weights", "model-last.safetensors"),
+        (files, "write_text", "result"),
+    ):
+        real = getattr(module, function)
+
+        def full(path: Path, *args: object, real: object = real, file: str = file) -> None:
+            if path.name.startswith(file):
+                raise OSError(28, "No space left on device")
+            real(path, *args)  # type: ignore[operator]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, function, full)
+            assert yopo(monkeypatch, *words, "--resume") == 2
+        shown = capsys.readouterr()
+        assert f"could not write {file}" in shown.out
+        assert "test accuracy" in shown.out
+        assert "make room, then: yopo train demo" in shown.err
+        assert not (tmp_path / "run" / "result.json").exists()
+    assert yopo(monkeypatch, *words, "--resume") == 0
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_name_that_timm_does_not_know_gets_near_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a stand-in for the package, which answers as timm 1.0 does."""
+    timm = types.ModuleType("timm")
+
+    def create_model(name: str, **_: object) -> None:
+        raise RuntimeError("out of memory" if name == "resnet18" else f"Unknown model ({name})")
+
+    vars(timm).update(
+        create_model=create_model,
+        is_model=lambda name: name == "resnet18",
+        list_models=lambda: ["resnet18", "resnet34", "vit_tiny"],
+    )
+    monkeypatch.setitem(sys.modules, "timm", timm)
+    words = ("train", "demo", "--out", tmp_path / "run", "--model.name")
+    assert yopo(monkeypatch, *words, "timm:resnet81") == 2
+    assert "no model 'resnet81' in timm; near names: resnet18" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="out of memory"):  # an error of the network's own
+        yopo(monkeypatch, *words, "timm:resnet18")
+
+
+def test_own_model_and_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_net.py").write_text(
+        "from torch import nn\n"
+        "def build(classes, hidden=5):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(192, hidden), nn.ReLU(),"
+        " nn.Linear(hidden, classes))\n"
+    )
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 4)):
+        for label in ("cat", "dog"):
+            folder = tmp_path / "photos" / split / label
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = rng.integers(0, 256, (10, 9, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+    words = ["--data.name", "folder", "--data.root", "photos", "--data.size", "8"]
+    words += ["--model.name", "my_net:build", "--model.options.hidden", "7", "--epochs", "1"]
+    words += ["--batch", "4", "--data.held_out", "8", "--evaluate.steps", "2"]
+    assert yopo(monkeypatch, "train", "demo", "--out", "run", *words) == 0
+    weights = tensor_files.load_weights(tmp_path / "run" / "model-last.safetensors")
+    assert weights["1.weight"].shape == (7, 192)
+    assert weights["3.weight"].shape == (2, 7)
+    own = words.index("my_net:build")
+    words[own + 1 : own + 3] = []
+    (tmp_path / "my_net.py").write_text(
+        "from torch import nn\n"
+        "def one():\n    return nn.Sequential(nn.Flatten(), nn.Linear(192, 1))\n"
+        "def wrong():\n    return None + 3\n"
+    )
+    sys.modules.pop("my_net")
+    words[own] = "my_net:one"
+    assert yopo(monkeypatch, "train", "demo", "--out", "one", *words) == 2
+    assert "a model with an output for each class, got one" in capsys.readouterr().err
+    assert not (tmp_path / "one").exists()
+    words[own] = "my_net:wrong"
+    with pytest.raises(TypeError, match="NoneType"):  # with its own traceback
+        yopo(monkeypatch, "train", "demo", "--out", "wrong", *words)
+    (tmp_path / "my_net.py").write_text(
+        "from torch import nn\ndef small():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(10, 2))\n"
+    )
+    sys.modules.pop("my_net")
+    words[own] = "my_net:small"
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # where, it says too
+        yopo(monkeypatch, "train", "demo", "--out", "small", *words)
+    words[own - 1 : own + 1] = []
+    words[words.index("--data.size") : words.index("--data.size") + 2] = []
+    assert yopo(monkeypatch, "train", "demo", "--out", "uneven", *words) == 2
+    assert "smallcnn is for square images, got 10x9; give data.size" in capsys.readouterr().err
+
+
+def test_tensorboard_gets_the_metrics_or_a_clear_word(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert yopo(monkeypatch, *words, "--track", "tensorboard") == 2
+    assert "pip install tensorboard" in capsys.readouterr().err
+    written: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "run" / "tensorboard")
+
+        def add_scalar(self, name: str, value: float, epoch: int) -> None:
+            written.append((name, value, epoch))
+
+        def close(self) -> None:
+            written.append(("closed", 0, 0))
+
+    fake = types.ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    assert yopo(monkeypatch, *words, "--track", "tensorboard") == 0
+    assert [e for name, _, e in written if name == "robust"] == [1, 2]
+    assert written[-1][0] == "closed"
+
+
+# ---------------------------------------------------------------- in processes of their own
+
+
+def start(
+    out: Path, npz: Path, *more: str, launcher: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
+    command = [sys.executable, *launcher, "-m", "yopo", "train", "demo", "--out", str(out)]
+    command += ["--data.path", str(npz), *TINY, *more]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    )
+
+
+def wait_for_epoch(out: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    metrics = out / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text()) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ctrl_c_in_the_final_test_finishes_it(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The test is short and its result worth having; what is left to do is another method's."""
+    real = Trainer._measure
+
+    def interrupted(trainer: Trainer) -> tuple[dict[str, float], str]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return real(trainer)
+
+    monkeypatch.setattr(Trainer, "_measure", interrupted)
+    words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
+    assert yopo(monkeypatch, *words) == 130
+    assert "stopped; this run is finished. To go on: " in capsys.readouterr().out
+    assert (tmp_path / "run" / "result.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_and_says_how_to_go_on(
+    number: signal.Signals, tmp_path: Path, npz: Path
+) -> None:
+    out = tmp_path / "run"
+    process = start(out, npz, "--epochs", "5000")
+    wait_for_epoch(out, process)
+    process.send_signal(number)
+    shown, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    typed = [str(word) for word in process.args[2:]]  # type: ignore[index]
+    assert f"To go on: {shlex.join(typed)} --resume" in shown
+    values = checkpoint.load(checkpoint.saved(out / "state")[0]).values
+    assert values["progress"]["epoch"] >= 1
+
+
+def test_what_to_go_on_with_is_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def typed(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["/usr/bin/yopo", *words])
+        return training._same_command()
+
+    compare = ("compare", "demo", "--methods", "natural,pgd-2", "--out", "my runs")
+    assert typed(*compare) == "yopo compare demo --methods natural,pgd-2 --out 'my runs' --resume"
+    assert typed(*compare, "--resume") == typed(*compare)
+    assert typed("reproduce", "table2", "--out", "x") == "yopo reproduce table2 --out x"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert typed("train", "demo") == "torchrun as before, -m yopo train demo --resume"
+
+
+TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def test_torchrun_trains_and_a_killed_rank_ends_the_job_which_resumes(
+    tmp_path: Path, npz: Path
+) -> None:
+    out = tmp_path / "two"
+    process = start(out, npz, "--epochs", "5000", launcher=TWO)
+    wait_for_epoch(out, process)
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
+    )
+    ranks = [int(pid) for pid in listed.stdout.split()]
+    assert len(ranks) >= 2
+    os.kill(ranks[-1], signal.SIGKILL)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode != 0
+    done = len((out / "metrics.jsonl").read_text().splitlines())
+    # one process goes on from the last checkpoint of two
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["epochs"] == 5000
+    single = start(out, npz, "--epochs", "5000", "--resume")
+    deadline = time.monotonic() + PATIENCE
+    while len((out / "metrics.jsonl").read_text().splitlines()) < done + 2:
+        assert time.monotonic() < deadline
+        assert single.poll() is None
+        time.sleep(0.1)
+    single.send_signal(signal.SIGTERM)
+    shown, _ = single.communicate(timeout=PATIENCE)
+    assert "going on from epoch" in shown
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    epochs = [json.loads(line)["epoch"] for line in lines]
+    assert epochs == list(range(1, len(epochs) + 1))
+
+
+def test_training_may_use_a_larger_ball_than_the_threat(
+    npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = []
+    for eps, step, part in (("8/255", "2/255", "2"), ("16/255", "4/255", "1")):
+        out = tmp_path / part
+        words = ["--data.path", npz, *TINY, "--eps_warmup", "1"]
+        words += ["--threat.eps", eps, "--threat.step", step, "--train_eps", part]
+        assert yopo(monkeypatch, "train", "demo", "--out", out, *words) == 0
+        weights.append(tensor_files.load_weights(out / "model-last.safetensors"))
+    assert_same(*weights, tol=0)
+    assert yopo(monkeypatch, "eval", tmp_path / "2", "--attacks", "pgd-2") == 0
+    about = json.loads((tmp_path / "2" / "eval.json").read_text())["about"]
+    assert about["eps"] == 8 / 255
+
+
+def test_a_folder_of_runs_is_no_place_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs" / "natural").mkdir(parents=True)
+    for name in ("config.yaml", "metrics.jsonl"):
+        (tmp_path / "runs" / "natural" / name).touch()
+    assert yopo(monkeypatch, "train", "demo", "--out", tmp_path / "runs") == 2
+    assert "holds other runs, first natural; give another --out" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""DistributedDataParallel in two processes (gloo) against one process on the combined batch."""
+
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import yopo
+from tests.conftest import Batch, bn_convnet, convnet
+from tests.tiny import PATIENCE, forkserver, free_port
+
+THREAT = yopo.Linf(0.1)
+METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
+    "yopo": lambda net: yopo.YOPO(net, THREAT, m=2, n=2),
+    "before": lambda net: yopo.YOPO(net, THREAT, m=2, n=2, grad_at="before"),
+    "last": lambda net: yopo.YOPO(net, THREAT, m=2, n=2, grad_at="last"),
+    "relu": lambda net: yopo.YOPO(net, THREAT, m=2, n=2, first_layer=first(net, "1")),
+    "pgd": lambda net: yopo.PGD(net, THREAT, steps=2),
+    "trades": lambda net: yopo.TRADES(net, THREAT, steps=2),
+    "trades-yopo": lambda net: yopo.TRADESYOPO(net, THREAT, m=2, n=2),
+    "fast": lambda net: yopo.Fast(net, THREAT),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "static": {"static_graph": True},
+    "views": {"gradient_as_bucket_view": True},
+}
+
+
+def first(net: nn.Module, name: str) -> str:
+    """The module of that name, wherever it lies."""
+    paths: list[str] = [path for path, _ in net.named_modules()]
+    return next(path for path in paths if f".{path}".endswith(f".{name}"))
+
+
+def data() -> Batch:
+    torch.manual_seed(1)
+    return torch.rand(8, 3, 8, 8), torch.arange(8) % 4
+
+
+def gradients(method: yopo.Method, x: Tensor, y: Tensor) -> list[Tensor]:
+    """What two batches add up to, after a first one that was thrown away."""
+    start = 0.1 * torch.sin(1000 * x)  # belongs to the image, not to the process
+    method.backward(x, y, start)
+    method.model.zero_grad(set_to_none=False)
+    method.backward(x, y, start)
+    method.backward(x.flip(3), y, start)
+    return [p.grad.clone() for p in method.model.parameters() if p.grad is not None]
+
+
+def accumulated(net: nn.Module, method: yopo.Method, x: Tensor, y: Tensor) -> list[Tensor]:
+    """Two batches again, the first without an exchange."""
+    start = 0.1 * torch.sin(1000 * x)
+    wait = net.no_sync() if isinstance(net, DistributedDataParallel) else nullcontext()
+    with wait:
+        method.backward(x, y, start)
+    method.backward(x.flip(3), y, start)
+    return [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+
+def stepped(net: nn.Module, x: Tensor, y: Tensor, say: Callable[[str], None]) -> list[Tensor]:
+    """The weights after steps of the engine; from zero, since it draws its own starts."""
+    method = yopo.Natural(net)
+    engine = yopo.Engine(method, torch.optim.SGD(net.parameters(), 0.1), say=say)
+    for _ in range(3):
+        engine.step(x, y)
+    return [p.detach() for p in net.parameters()]
+
+
+def work(rank: int, port: int, out: str) -> None:
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    x, y = data()
+    x, y = x[rank::2], y[rank::2]
+    found: dict[str, Any] = {}
+    for kind, options in OPTIONS.items():
+        for name, make in METHODS.items():
+            torch.manual_seed(0)
+            net: nn.Module = DistributedDataParallel(convnet(), **options)
+            found[f"{kind} {name}"] = gradients(make(net), x, y)
+            if kind != "static":
+                net = DistributedDataParallel(net.module, **options)
+                net.zero_grad()
+                found[f"{kind} {name} accumulated"] = accumulated(net, make(net), x, y)
+            torch.manual_seed(0)
+            net = nn.Sequential(DistributedDataParallel(convnet(), **options))
+            try:
+                found[f"{kind} {name} inside"] = gradients(make(net), x, y)
+            except ValueError as error:
+                found[f"{kind} {name} inside"] = str(error)
+    torch.manual_seed(0)
+    said: list[str] = []
+    net = nn.Sequential(nn.Identity(), DistributedDataParallel(convnet()))
+    found["engine"] = stepped(net, x, y, said.append)
+    found["said"] = said
+    net = DistributedDataParallel(bn_convnet())
+    if rank == 0:  # alone: the other does not answer
+        found["robust"] = yopo.evaluate(net, (x, y), THREAT, ["clean", "pgd-3"]).accuracy
+    try:
+        yopo.PMP(net, THREAT)
+    except ValueError as error:
+        found["pmp"] = str(error)
+    sharded: Any = fully_shard(convnet(), mesh=init_device_mesh("cpu", (2,)))
+    try:
+        yopo.YOPO(sharded, THREAT)
+    except ValueError as error:
+        found["sharded"] = str(error)
+    torch.save(found, f"{out}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the two processes found."""
+    out, port = tmp_path_factory.mktemp("ddp"), free_port()
+    context = forkserver()
+    pair = [context.Process(target=work, args=(rank, port, str(out))) for rank in (0, 1)]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    return [torch.load(Path(out) / f"{rank}.pt") for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("name", METHODS)
+def test_gradients_are_those_of_one_process(
+    kind: str, name: str, found: list[dict[str, Any]]
+) -> None:
+    torch.manual_seed(0)
+    want = gradients(METHODS[name](convnet()), *data())
+    assert len(want) == 6
+    for each in found:
+        torch.testing.assert_close(each[f"{kind} {name}"], want, rtol=1e-10, atol=1e-10)
+        inside = each[f"{kind} {name} inside"]
+        if kind == "static":
+            assert "let it be the outermost module" in inside
+        else:
+            torch.testing.assert_close(inside, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["default", "views"])
+@pytest.mark.parametrize("name", METHODS)
+def test_what_no_sync_left_is_exchanged_too(
+    kind: str, name: str, found: list[dict[str, Any]]
+) -> None:
+    torch.manual_seed(0)
+    net = convnet()
+    want = accumulated(net, METHODS[name](net), *data())
+    for each in found:
+        torch.testing.assert_close(each[f"{kind} {name} accumulated"], want, rtol=1e-10, atol=1e-10)
+
+
+def test_one_process_evaluates_alone(found: list[dict[str, Any]]) -> None:
+    assert set(found[0]["robust"]) == {"clean", "pgd-3"}
+
+
+def test_the_engine_leaves_the_exchange_to_it(found: list[dict[str, Any]]) -> None:
+    torch.manual_seed(0)
+    want = stepped(convnet(), *data(), say=lambda _: None)
+    for each in found:
+        torch.testing.assert_close(each["engine"], want, rtol=1e-6, atol=1e-6)
+        assert "DistributedDataParallel exchanges gradients in backward()" in each["said"][0]
+
+
+def test_pmp_refuses_it(found: list[dict[str, Any]]) -> None:
+    assert all("DistributedDataParallel would exchange nothing" in each["pmp"] for each in found)
+
+
+def test_sharded_parameters_are_refused(found: list[dict[str, Any]]) -> None:
+    assert all("use DistributedDataParallel" in each["sharded"] for each in found)

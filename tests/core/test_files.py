@@ -1,0 +1,450 @@
+"""Files from outside: one way to read them, and what is wrong is said in a sentence."""
+
+import ast
+import io
+import os
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+import yopo
+from tests.fuzzing import GROWTH, bomb, large, little_memory, memory, png, within
+from yopo.core import files, tensor_files
+from yopo.data import load
+from yopo.data.formats import PIXELS, read_picture
+from yopo.report.records import read_runs
+from yopo.runs.sections import fraction
+
+ROOT, PACKAGE = Path(__file__).parents[2], Path(yopo.__file__).parent
+
+# ---------------------------------------------------------------- one way
+
+# What reads a file, or makes values of what was read, and who may.
+READERS = {
+    "loads": {
+        "core/files.py",
+        "paper/tables.py",
+        "core/digest.py",
+    },  # of the package itself; of what was just dumped
+    "load_file": {"core/tensor_files.py"},
+    "safe_open": {"core/tensor_files.py"},
+    "safe_load": set(),
+    "read_text": {"core/files.py", "paper/tables.py", "report/page.py"},
+    "read_bytes": {"core/files.py"},
+    "fromfile": set(),
+    "genfromtxt": set(),
+    "loadtxt": set(),
+    "memmap": set(),
+    "Unpickler": {"data/formats.py"},
+    "_Unpickler": {"data/formats.py"},
+    "ZipFile": {"data/formats.py"},
+    "GzipFile": {"data/formats.py"},
+    "literal_eval": set(),
+}
+MODULES = {  # where `load` and `open` mean a file
+    "np.load": {"data/sources.py"},  # the embedded digits
+    "torch.load": set(),
+    "pickle.load": set(),
+    "json.load": set(),
+    "yaml.load": {"core/files.py"},
+    "yaml.parse": {"core/files.py"},
+    "gzip.open": set(),
+    "Image.open": {"data/formats.py"},
+    "tarfile.open": {"data/fetch.py"},
+    "os.open": {"core/files.py", "cli/training.py"},  # and a folder, to lock it
+    "io.open": set(),
+}
+OPEN = {"core/files.py", "data/formats.py", "data/sources.py"}  # of a zip; the embedded digits
+OURS = {"files", "seals", "reading", "self"}  # modules of ours whose functions have such names
+
+
+def others(text: str, file: str) -> list[str]:
+    """Ways of reading that a module of the package may not have."""
+    tree, found = ast.parse(text), []
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("yopo")
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
+            continue
+        whole = ast.unparse(node.func)
+        on, _, name = whole.rpartition(".")
+        ours = on in OURS or whole in imported
+        bad = name in READERS and file not in READERS[name] and not ours
+        if name == "open" and not _writes(node):
+            bad |= file not in MODULES.get(whole, OPEN)
+        elif whole in MODULES:
+            bad |= file not in MODULES[whole]
+        found += [whole] if bad else []
+    return found
+
+
+def _writes(call: ast.Call) -> bool:
+    """Whether a call of `open` says that it writes."""
+    modes = [a.value for a in call.args if isinstance(a, ast.Constant)]
+    return any(isinstance(mode, str) and mode[:1] in tuple("wax") for mode in modes)
+
+
+def test_nothing_else_reads_files() -> None:
+    modules = sorted(PACKAGE.rglob("*.py"))
+    assert len(modules) > 50
+    for file in modules:
+        name = file.relative_to(PACKAGE).as_posix()
+        assert not others(file.read_text(), name), name
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "json.loads(x)",
+        "Path(x).read_text()",
+        "path.read_bytes()",
+        "yaml.safe_load(x)",
+        "np.load(x)",
+        "torch.load(x)",
+        "Image.open(x)",
+        "from safetensors.torch import load_file\nload_file(x)",
+        "with safe_open(x) as f: pass",
+        "with open(x) as f: pass",
+        "path.open()",
+        "path.open('rb')",
+        "pickle.loads(x)",
+    ],
+)
+def test_another_way_would_be_seen(line: str) -> None:
+    assert others(line, "report/page2.py")
+    assert not others(
+        "from yopo.core.files import read_text\nread_text(x)\nfiles.read_bytes(y)", "x.py"
+    )
+
+
+# ---------------------------------------------------------------- text
+
+
+def refused(call: Callable[[], object], *words: str) -> None:
+    """At once, with little memory, in a sentence of ours that has these words."""
+    started = time.perf_counter()
+    with pytest.raises((ValueError, OSError)) as caught, within(5), little_memory(GROWTH):
+        call()
+    assert time.perf_counter() - started < 5
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+YAML: dict[str, str | None] = {
+    "a: &a [1, 1]\nb: &b [*a, *a]\nc: [*b, *b]": "alias",
+    "a: !!python/object/apply:os.system [id]": "tag",
+    "a: !!set {b}": "tag",
+    "a: !!binary aGk=": "tag",
+    "a: 2020-01-01": "got a date; quote it",
+    "a: 2020-13-01": "month",
+    "1: 2": "expected words for names, got 1",
+    "~: 2": "expected words for names, got None",
+    "a: 1\na: 2": "'a' twice",
+    "a: {b: 1, b: 2}": "'b' twice",
+    "a: .nan": "it has nan",
+    "a: -.inf": "it has -inf",
+    "a: 1.0e+999": "it has inf",
+    f"a: {10**30}": "64 bits",
+    f"a: {'9' * 5000}": "digits",
+    "[" * 5000: "more than 32 brackets",
+    "- " * 5000: "more than 32 brackets",
+    'a: "\\0"': r"character '\x00'",
+    'a: "\\x1b[2J"': r"character '\x1b'",
+    "a: [1": "YAML",
+    "a: " + "x" * (1 << 17): "bytes",
+    "a: |\n " + "x" * 65_000: None,
+    "---\na\n---\nb": "YAML",
+}
+
+
+@pytest.mark.parametrize(("text", "word"), YAML.items(), ids=lambda v: str(v)[:20])
+def test_yaml(tmp_path: Path, text: str, word: str | None) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    if word is None:
+        assert files.read_yaml(file)
+    else:
+        refused(lambda: files.read_yaml(file), str(file), word)
+
+
+JSON = {
+    b"": "Expecting value",
+    b"{": "JSON",
+    b"[" * 100_000: "JSON",
+    b"[" * 40 + b"]" * 40: "more than 32 brackets",
+    b"[" + b"[]," * 1_000_001 + b"[]]": "more than 1,000,000 brackets",
+    b"1e999": "it has inf",
+    b"9" * 30: "64 bits",
+    b"9" * 5000: "digits",
+    b'"\\ud800"': "character",
+    b'"\\u0000"': "character",
+    b'{"\\u001b": 1}': "character",
+    b"\xff\xfe": "UTF-8",
+    b'"' + b"x" * 70_000 + b'"': "letters",
+    b" " * (17 << 20): "bytes",
+}
+
+
+@pytest.mark.parametrize(("text", "word"), JSON.items(), ids=lambda v: str(v)[:20])
+def test_json(tmp_path: Path, text: bytes, word: str) -> None:
+    file = tmp_path / "result.json"
+    file.write_bytes(text)
+    refused(lambda: files.read_json(file), str(file), word)
+
+
+Plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cc", "Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text("abc", min_size=1), inner),
+)
+
+
+@given(Plain)
+def test_what_is_plain_comes_back_as_it_was(value: Any) -> None:
+    import json
+
+    import yaml
+
+    assert files.parse_json(json.dumps(value), "x") == value
+    assert files.parse_yaml(yaml.safe_dump(value, allow_unicode=True), "x") == value
+
+
+def test_nan_becomes_none_unless_wanted() -> None:
+    assert files.parse_json("[NaN, Infinity]", "x") == [None, None]
+    found = files.parse_json("[NaN, -Infinity]", "x", nan=True)
+    assert np.isnan(found[0])
+    assert found[1] == -np.inf
+
+
+@pytest.mark.parametrize(
+    "text", ["1e999999999/3", "1/1e999999999", "1e400", "9" * 9999, "1/0", "x"]
+)
+def test_fractions_that_take_hours_are_refused(text: str) -> None:
+    refused(lambda: fraction(text, "eps"), "expected a number for eps")
+
+
+# ---------------------------------------------------------------- what is no plain file
+
+
+def in_place(path: Path, what: str) -> None:
+    match what:
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "loop":
+            path.symlink_to(path)
+
+
+@pytest.mark.parametrize("what", ["pipe", "folder", "device", "loop"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        files.read_json,
+        files.read_yaml,
+        files.read_bytes,
+        tensor_files.load_weights,
+        tensor_files.load_metadata,
+        lambda path: read_picture(path, None),
+        lambda path: load("npz", path=path),
+    ],
+)
+def test_what_is_no_plain_file_is_named_and_not_waited_for(
+    tmp_path: Path, what: str, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "x.png"
+    in_place(path, what)
+    refused(lambda: read(path), "x.png")
+
+
+# ---------------------------------------------------------------- data
+
+
+def write_npz(path: Path, **other: np.ndarray[Any, Any] | bytes) -> Path:
+    x, y = np.zeros((4, 8, 8), np.uint8), np.arange(4)
+    arrays = {"x_train": x, "y_train": y, "x_test": x, "y_test": y} | other
+    with zipfile.ZipFile(path, "w") as archive:
+        for key, array in arrays.items():
+            file = io.BytesIO()
+            if isinstance(array, np.ndarray):
+                np.save(file, array)
+            archive.writestr(f"{key}.npy", array if isinstance(array, bytes) else file.getvalue())
+    return path
+
+
+def header(shape: str, kind: str = "'|u1'") -> bytes:
+    words = f"{{'descr': {kind}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\0" + len(words).to_bytes(2, "little") + words + b"\0" * 64
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "a label of 10⁹": ({"y_train": np.full(4, 10**9)}, "no more classes than images"),
+    "a label of 2⁶³": ({"y_test": np.full(4, 2**63, np.uint64)}, "labels from 0 up in y_test"),
+    "a huge shape": ({"x_train": header("(1000000, 1000000)")}, "too small for its shape"),
+    "more than 64 bits": ({"x_train": header("(9999999999, 9999999999)")}, "too small"),
+    "a negative shape": ({"x_train": header("(-4, 8, 8)")}, "cannot use"),
+    "objects": ({"x_train": header("(4,)", "'|O'")}, "cannot use"),
+    "no header": ({"x_train": b"\x93NUMPY\x01\0\xff\xff{"}, "cannot use"),
+    "code for a header": ({"x_train": header("__import__('os')")}, "cannot use"),
+}
+
+
+@pytest.mark.parametrize(("arrays", "word"), BAD.values(), ids=BAD.keys())
+def test_npz(tmp_path: Path, arrays: dict[str, Any], word: str) -> None:
+    path = write_npz(tmp_path / "own.npz", **arrays)
+    refused(lambda: load("npz", path=path), str(path), word)
+
+
+def test_a_bomb_is_refused_before_it_goes_off(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    path.write_bytes(bomb())
+    assert path.stat().st_size < 1 << 20
+    refused(lambda: load("npz", path=path), str(path), "would unpack to")
+
+
+def test_as_many_classes_as_images_or_a_thousand(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "own.npz", y_train=np.array([0, 1, 2, 999]))
+    assert len(load("npz", path=path).names) == 1000
+    many = {f"x_{s}": np.zeros((1500, 1, 1), np.uint8) for s in ("train", "test")}
+    path = write_npz(path, **many, y_train=np.arange(1500), y_test=np.arange(1500, 3000))
+    assert len(load("npz", path=path).names) == 3000
+
+
+def folder(root: Path) -> Path:
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (root / split / name).mkdir(parents=True)
+            Image.new("RGB", (6, 5), (9, 9, 9)).save(root / split / name / "1.png")
+    return root / "train/b/2.png"
+
+
+PICTURES = {
+    "over pillow's limit": (png(20_000, 20_000, 8, 2), "exceeds limit"),
+    "where pillow warns": (png(10_000, 10_000, 8, 2), "10000x10000 pixels"),
+    "over ours": (png(1, PIXELS + 1, 8, 0), "pixels"),
+    "of nothing": (b"P5 0 0 255\n", "PNG, JPEG"),
+    "a program for Ghostscript": (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        "none of PNG, JPEG",
+    ),
+    "cut off": (png(100, 100, 8, 0, bytes(range(256)) * 40)[:200], "truncated"),
+}
+
+
+@pytest.mark.parametrize(("content", "word"), PICTURES.values(), ids=PICTURES.keys())
+def test_pictures(tmp_path: Path, content: bytes, word: str) -> None:
+    file = folder(tmp_path)
+    file.write_bytes(content)
+    refused(lambda: load("folder", root=tmp_path), str(file), word, "repair or remove it")
+
+
+def test_a_thin_picture_is_not_blown_up(tmp_path: Path) -> None:
+    file = folder(tmp_path)
+    file.write_bytes(png(1, 1_000_000, 8, 0, b"\0\0" * 1_000_000))
+    refused(lambda: load("folder", root=tmp_path, size=32), str(file), "cut it first")
+
+
+def test_large_pictures_are_read_one_by_one_in_little_memory(tmp_path: Path) -> None:
+    file = folder(tmp_path)
+    for content in large()[:2]:
+        file.write_bytes(content)
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory("VmRSS")
+        assert read_picture(file, 8).shape == (8, 8, 3)
+        assert memory("VmHWM") - before < GROWTH
+
+
+def test_many_pictures_that_take_no_room_are_refused(tmp_path: Path) -> None:
+    file, content = folder(tmp_path), large()[3]
+    for k in (1, 2, 3):
+        file.with_name(f"{k}.png").write_bytes(content)
+    (tmp_path / "train/a/1.png").write_bytes(content)
+    refused(lambda: load("folder", root=tmp_path), str(tmp_path / "train"), "would unpack to")
+
+
+# ---------------------------------------------------------------- weights
+
+
+def safetensors(header: bytes, body: bytes = b"", length: int | None = None) -> bytes:
+    return (len(header) if length is None else length).to_bytes(8, "little") + header + body
+
+
+TWO = b'"shape":[1],"data_offsets":[0,4]}'
+WEIGHTS = {
+    "10 GB of header": safetensors(b"{", length=10**10),
+    "all of 64 bits": safetensors(b"{}", length=2**64 - 1),
+    "no JSON": safetensors(b"{nonsense"),
+    "another JSON": safetensors(b"[]"),
+    "metadata of numbers": safetensors(b'{"__metadata__":{"config":1}}'),
+    "metadata of a list": safetensors(b'{"__metadata__":[]}'),
+    "over each other": safetensors(
+        b'{"a":{"dtype":"F32",' + TWO + b',"b":{"dtype":"F32",' + TWO + b"}", b"\0" * 4
+    ),
+    "more than there is": safetensors(
+        b'{"a":{"dtype":"F32","shape":[9999999999],"data_offsets":[0,39999999996]}}'
+    ),
+    "no such type": safetensors(b'{"a":{"dtype":"X9",' + TWO + b"}", b"\0" * 4),
+    "a pickle": b"\x80\x04K\1.",
+    "a zip": b"PK\3\4" + b"\0" * 30,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("content", WEIGHTS.values(), ids=WEIGHTS.keys())
+def test_weights(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "net.safetensors"
+    file.write_bytes(content)
+    for read in (tensor_files.load_weights, tensor_files.load_metadata):
+        refused(lambda read=read: read(file), "net.safetensors")  # type: ignore[misc]
+
+
+def test_a_file_of_holes_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "net.safetensors"
+    size = 10**10
+    words = f'{{"a":{{"dtype":"U8","shape":[{size}],"data_offsets":[0,{size}]}}}}'.encode()
+    with file.open("wb") as out:
+        out.write(safetensors(words))
+        out.truncate(8 + len(words) + size)
+    refused(lambda: tensor_files.load_weights(file), "net.safetensors", "would unpack to")
+
+
+@pytest.mark.usefixtures("float32")
+def test_a_tensors_name_does_not_fill_the_screen(tmp_path: Path) -> None:
+    from tests.tiny import tiny_config, tiny_data
+    from yopo.cli.saved import Saved, load_model
+    from yopo.runs.build import build_model
+
+    file, config, data = tmp_path / "net.safetensors", tiny_config(), tiny_data()
+    state = dict(build_model(config.model, data.x_train, 4).state_dict())
+    tensor_files.save_weights(file, state | {"9" * 5000: torch.zeros(1)}, {})
+    with pytest.raises(ValueError, match=r"another architecture .*999") as caught:
+        load_model(Saved(config, file, trusted=True), data)
+    assert len(str(caught.value)) < 600
+
+
+# ---------------------------------------------------------------- what we wrote
+
+
+def test_all_records_are_read() -> None:
+    folders = [file.parent for file in (ROOT / "records").rglob("config.yaml")]
+    assert len(folders) > 80
+    assert len(read_runs(folders)) == len(folders)

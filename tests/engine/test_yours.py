@@ -1,0 +1,463 @@
+"""The engine around other people's networks, losses, optimizers and habits; on a CPU."""
+
+import copy
+import gc
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import MagicMock, Mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from tests.conftest import Batch, assert_same, bn_convnet, convnet
+from tests.engine.test_engine import THREAT
+from yopo import PGD, TRADES, YOPO, Engine, Free, Linf, Method, Natural
+from yopo.engine.engine import begins_at_zero
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor"
+)
+Make = Callable[[nn.Module, torch.optim.Optimizer], Method]
+Optimize = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+
+
+def natural(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+    return Natural(net)
+
+
+def plain(net: nn.Module, make: Make, batches: list[Batch], optimize: Optimize = sgd) -> Method:
+    optimizer = optimize(net)
+    method = make(net, optimizer)
+    torch.manual_seed(1)
+    for x, y in batches:
+        method.backward(x, y)
+        optimizer.step()
+        optimizer.zero_grad()
+    return method
+
+
+def fast(
+    net: nn.Module,
+    make: Make,
+    batches: list[Batch],
+    optimize: Optimize = sgd,
+    **options: Any,
+) -> tuple[Engine, list[str]]:
+    said: list[str] = []
+    optimizer = optimize(net)
+    engine = Engine(make(net, optimizer), optimizer, say=said.append, **options)
+    torch.manual_seed(1)
+    for x, y in batches:
+        engine.step(x, y)
+    return engine, said
+
+
+def equal(net: nn.Module, twin: nn.Module, tol: float = 1e-9) -> None:
+    assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=tol)
+
+
+def test_free_goes_on_after_a_batch_of_another_size(batch: Batch) -> None:
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Method:
+        return Free(net, THREAT, m=2, optimizer=optimizer)
+
+    net, (x, y) = convnet(), batch
+    twin = copy.deepcopy(net)
+    batches = [(x, y), (x[:4], y[:4]), (x, y), (x, y)]
+    plain(net, make, batches)
+    engine, _ = fast(twin, make, batches[:1])
+    eta = engine._eta
+    for other in batches[1:]:
+        engine.step(*other)
+    assert engine._eta is eta  # a captured step knows it by its address
+    equal(net, twin)
+
+
+def test_a_module_that_comes_twice(batch: Batch) -> None:
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        return YOPO(net, THREAT, m=2, n=2, first_layer="0")
+
+    act = nn.Tanh()
+    first = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh())
+    rest = [nn.Conv2d(4, 4, 3), act, nn.Conv2d(4, 4, 3), act, nn.Flatten(), nn.Linear(16, 4)]
+    net = nn.Sequential(first, *rest)
+    twin = copy.deepcopy(net)
+    plain(net, make, [batch] * 3)
+    _, said = fast(twin, make, [batch] * 3)
+    assert said == []
+    equal(net, twin)
+
+
+def test_hooks_on_a_sequence_are_run(batch: Batch) -> None:
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        return YOPO(net, THREAT, m=2, n=2, first_layer="0")
+
+    f0 = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh())
+    net = nn.Sequential(f0, nn.Sequential(nn.Flatten(), nn.Linear(144, 4)))
+    nothing: Any = lambda _module, grads: (0 * grads[0],)  # noqa: E731
+    net[1].register_full_backward_pre_hook(nothing)
+    twin = copy.deepcopy(net)
+    plain(net, make, [batch] * 2)
+    fast(twin, make, [batch] * 2)
+    equal(net, twin)
+
+
+def test_the_inner_loop_leaves_spectral_norm_where_it_was(batch: Batch) -> None:
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        return YOPO(net, THREAT, m=2, n=5, first_layer="1")
+
+    first = torch.nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 3))
+    net = nn.Sequential(first, nn.Tanh(), nn.Flatten(), nn.Linear(144, 4))
+    twin = copy.deepcopy(net)
+    plain(net, make, [batch])
+    fast(twin, make, [batch])
+    equal(net, twin)
+
+
+def test_a_network_that_was_compiled_before(batch: Batch) -> None:
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        return YOPO(net, THREAT, m=2, n=2, first_layer="1")
+
+    net = convnet(nn.Tanh)
+    twin = copy.deepcopy(net)
+    plain(net, make, [batch] * 2)
+    compiled: Any = torch.compile(twin)
+    engine, said = fast(compiled, make, [batch] * 2)
+    assert engine.compiled
+    assert said == []
+    equal(net, twin)
+
+
+def test_frozen_statistics_stay_frozen(batch: Batch) -> None:
+    net = bn_convnet()
+    norm = next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d))
+    norm.eval()
+    twin = copy.deepcopy(net)
+    plain(net, natural, [batch] * 2)
+    fast(twin, natural, [batch] * 2)
+    assert [m.training for m in twin.modules()] == [m.training for m in net.modules()]
+    equal(net, twin)
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_loss_that_looks_at_the_weights(cast: bool, batch: Batch) -> None:
+    torch.set_default_dtype(torch.float32)
+    x, y = batch[0].float(), batch[1]
+
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        def loss(logits: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(logits, y) + 3.0 * sum(
+                p.square().sum() for p in net.parameters()
+            )
+
+        return Natural(net, loss=loss)
+
+    net = convnet()
+    twin = copy.deepcopy(net)
+    plain(net, make, [(x, y)] * 2)
+    optimizer = sgd(twin)
+    engine = Engine(make(twin, optimizer), optimizer, precision="bf16" if cast else "float32")
+    engine._cast = cast
+    for _ in range(2):
+        engine.step(x, y)
+    equal(net, twin, tol=3e-3 if cast else 1e-5)  # without the penalty: 0.1
+
+
+def test_a_loss_with_parameters_of_its_own(batch: Batch) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(self.scale * logits, y)
+
+    def steps(net: nn.Module, run: Callable[..., object]) -> float:
+        loss = Scaled()
+        parameters = [*net.parameters(), *loss.parameters()]
+        run(net, lambda n, _: Natural(n, loss=loss), [batch] * 3, lambda _: SGD(parameters, 0.5))
+        return float(loss.scale.detach())
+
+    net = convnet()
+    expected = steps(copy.deepcopy(net), plain)
+    assert expected != 1
+    assert steps(net, fast) == pytest.approx(expected, abs=1e-9)
+
+
+def test_hooks_on_gradients_are_run(batch: Batch) -> None:
+    net = convnet()
+    weight = next(net.parameters())
+
+    def freeze(p: Tensor) -> None:
+        p.grad = torch.zeros_like(p)
+
+    weight.register_post_accumulate_grad_hook(freeze)
+    before = weight.detach().clone()
+    _, said = fast(net, natural, [batch] * 2)
+    assert said == ["not compiled: ValueError: a parameter has a hook on its gradient"]
+    torch.testing.assert_close(weight.detach(), before)
+
+
+def test_where_nothing_compiles_steps_are_plain(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
+        return PGD(net, THREAT, steps=2)
+
+    monkeypatch.setattr(Engine, "_rehearse", broken)
+    net = convnet()
+    twin = copy.deepcopy(net)
+    plain(net, make, [batch] * 2)
+    engine, said = fast(twin, make, [batch] * 2)
+    assert said == ["not compiled: RuntimeError: no compiler here"]
+    assert type(engine._plain.threat) is Linf  # type: ignore[attr-defined]
+    equal(net, twin)
+
+
+OPTIMIZERS: dict[str, Optimize] = {
+    "sgd": sgd,
+    "dampened": lambda n: torch.optim.SGD(n.parameters(), 0.05, momentum=0.9, dampening=0.5),
+    **{
+        kind.__name__: lambda n, kind=kind: kind(n.parameters(), lr=0.01)  # type: ignore[misc]
+        for kind in (
+            *(torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.RMSprop),
+            *(torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RAdam),
+            *(torch.optim.NAdam, torch.optim.Rprop, torch.optim.ASGD),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["dampened", "NAdam", "Rprop", "ASGD"])
+def test_optimizers_begin_as_they_do(name: str, batch: Batch) -> None:
+    net = convnet()
+    twin = copy.deepcopy(net)
+    plain(net, natural, [batch] * 3, OPTIMIZERS[name])
+    fast(twin, natural, [batch] * 3, OPTIMIZERS[name])
+    equal(net, twin)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_which_optimizers_begin_at_zero(name: str) -> None:
+    """Two first steps: from nothing, and from what one makes, set to zero."""
+    ends = []
+    for zero in (False, True):
+        net = nn.Linear(3, 2)
+        nn.init.constant_(net.weight, 0.5)
+        optimizer = OPTIMIZERS[name](net)
+        for step in range(2 if zero else 1):
+            if step == 1:
+                nn.init.constant_(net.weight, 0.5)
+                for state in optimizer.state.values():
+                    for value in state.values():
+                        value.zero_()
+            net.weight.grad = torch.arange(1.0, 7).view(2, 3)
+            optimizer.step()
+        ends.append(net.weight.detach().clone())
+    assert begins_at_zero(optimizer) <= torch.allclose(ends[0], ends[1], rtol=1e-12)
+    assert begins_at_zero(optimizer) == (name not in ("dampened", "NAdam", "Rprop", "ASGD"))
+
+
+def test_flags_may_change(batch: Batch) -> None:
+    net = convnet()
+    engine, said = fast(net, natural, [batch])
+    first = next(net.parameters()).requires_grad_(False)
+    before = first.detach().clone()
+    engine.step(*batch)
+    engine.step(*batch)
+    assert torch.equal(first.detach(), before)
+    assert len(said) == 1
+    assert said[0].startswith("plain steps: train() or requires_grad")
+    first.requires_grad_(True)
+    engine.step(*batch)
+    assert not torch.equal(first.detach(), before)
+
+
+def test_a_loaded_state_goes_where_the_captured_step_reads_it(batch: Batch) -> None:
+    net = convnet()
+    engine, _ = fast(net, natural, [batch] * 2)
+    optimizer = engine.optimizer
+    engine._recorded = optimizer.state  # as after a capture
+    tensors = [state["momentum_buffer"] for state in optimizer.state.values()]
+    saved = copy.deepcopy(optimizer.state_dict())
+    engine.step(*batch)
+    optimizer.load_state_dict(saved)
+    assert optimizer.state is not engine._recorded
+    engine._take_over_state()
+    assert optimizer.state is engine._recorded
+    for i, (tensor, state) in enumerate(zip(tensors, optimizer.state.values(), strict=True)):
+        assert state["momentum_buffer"] is tensor
+        torch.testing.assert_close(tensor, saved["state"][i]["momentum_buffer"])
+
+
+def test_a_captured_step_is_not_replayed_with_other_momentum(batch: Batch) -> None:
+    """As OneCycleLR cycles it."""
+    net = convnet()
+    twin = copy.deepcopy(net)
+    optimizer, method = sgd(net), Natural(net)
+    engine, said = fast(twin, natural, [batch])
+    engine._graph = Mock()  # as after a capture
+    engine._recorded, engine._captured_numbers = engine.optimizer.state, engine._numbers()
+    for momentum in (0.9, 0.5, 0.25):
+        for each in (optimizer, engine.optimizer):
+            each.param_groups[0]["momentum"] = momentum
+        method.backward(*batch)
+        optimizer.step()
+        optimizer.zero_grad()
+        if momentum < 0.9:
+            engine.step(*batch)
+    assert not engine._graph.replay.called
+    assert len(said) == 1
+    assert "the optimizer's momentum changed" in said[0]
+    equal(net, twin)
+    engine.optimizer.param_groups[0]["momentum"] = 0.9
+    engine._x, engine._y, engine._out = (Mock() for _ in range(3))
+    engine.step(*batch)
+    assert engine._graph.replay.called
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_replay_must_do_what_the_step_does(
+    wrong: bool, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's part is played by a graph that runs the step, or one that steps back."""
+    net = bn_convnet()
+    engine, said = fast(net, lambda net, _: PGD(net, THREAT, steps=2), [batch], compile=False)
+    before = copy.deepcopy(net.state_dict())
+
+    class Graph:
+        def replay(self) -> None:
+            for group in engine._groups:
+                group["lr"] *= -1 if wrong else 1
+            engine._out = engine._work(engine._fast, engine._x, engine._y)
+            for group in engine._groups:
+                group["lr"] *= -1 if wrong else 1
+
+    for name in ("Stream", "current_stream", "default_generators"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    engine._try_to_capture(*batch)
+    assert engine.captured is not wrong
+    ends = "not captured as one CUDA graph: RuntimeError: its replay moves the weights otherwise"
+    assert [text.startswith(ends) for text in said] == [True] * wrong
+    assert_same(dict(net.state_dict()), dict(before), tol=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value"),
+    [
+        (lambda net, _: PGD(net, THREAT, steps=2), "steps", 5),
+        (lambda net, _: TRADES(net, THREAT, steps=2), "beta", 10.0),
+        (lambda net, _: YOPO(net, THREAT, m=2, n=2), "n", 3),
+        (lambda net, _: YOPO(net, THREAT, m=2, n=2), "grad_at", "before"),
+    ],
+    ids=["steps", "beta", "n", "grad_at"],
+)
+def test_settings_that_the_fast_path_would_not_see_are_refused(
+    make: Make, name: str, value: Any, batch: Batch
+) -> None:
+    engine, _ = fast(convnet(), make, [batch], compile=False)
+    setattr(engine.method, name, value)
+    with pytest.raises(ValueError, match=f"the method's {name} was .* is {value} now"):
+        engine.step(*batch)
+
+
+def test_a_part_of_a_threat_of_ones_own_is_refused(batch: Batch) -> None:
+    class Mine(Linf):
+        pass
+
+    net = convnet()
+    engine, _ = fast(net, lambda net, _: PGD(net, Mine(0.1), steps=2), [batch], compile=False)
+    with pytest.raises(ValueError, match=r"part= is for yopo\.Linf and yopo\.L2, not Mine"):
+        engine.step(*batch, part=0.5)
+    Engine(natural(net, sgd(net)), sgd(net), compile=False).step(*batch, part=0.5)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    net = convnet()
+    with pytest.raises(
+        ValueError, match="expected precision to be 'float32' or 'bf16', got 'bfloat16'"
+    ):
+        Engine(Natural(net), sgd(net), precision="bfloat16")  # type: ignore[arg-type]
+
+
+def test_batches_of_other_shapes_compile_nothing(batch: Batch) -> None:
+    x, y = batch
+    net = convnet()
+    engine = Engine(PGD(net, THREAT, steps=1), sgd(net), capture=False, say=pytest.fail)
+    engine.step(x, y)
+    before = sum(torch._dynamo.utils.counters["frames"].values())
+    for n in range(1, len(x)):
+        engine.step(x[:n], y[:n])
+    assert sum(torch._dynamo.utils.counters["frames"].values()) == before
+
+
+def test_an_optimizer_of_another_network_is_refused() -> None:
+    with pytest.raises(ValueError, match="none of the model's parameters"):
+        Engine(Natural(convnet()), sgd(convnet()))
+
+
+def test_an_optimizer_outlives_its_engines(batch: Batch) -> None:
+    net = bn_convnet()
+    optimizer = sgd(net)
+    for _ in range(2):
+        engine = Engine(Free(net, THREAT, m=2, optimizer=optimizer), optimizer)
+        engine.step(*batch)
+        del engine
+        gc.collect()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    Natural(net).backward(*batch)
+    optimizer.step()
+
+
+def test_preparing_leaves_no_trace(batch: Batch) -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = bn_convnet()
+            self.seen: Tensor
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = self.seen + 1  # a new tensor each time
+            out: Tensor = self.net(x)
+            return out
+
+    net = Counts()
+    left_out = list(net.parameters())[-1]
+    optimizer = torch.optim.SGD(list(net.parameters())[:-1], 0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(3)
+    method = PGD(net, THREAT, steps=1, generator=generator)
+    before = copy.deepcopy(net.state_dict()), generator.get_state(), torch.get_rng_state()
+    seen = net.seen
+    engine = Engine(method, optimizer, say=lambda _: None)
+    engine.prepare(*batch)
+    assert_same(dict(net.state_dict()), dict(before[0]), tol=0)
+    assert net.seen is seen
+    assert engine._rebinds  # so that it will not be captured
+    assert torch.equal(generator.get_state(), before[1])
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert left_out.grad is None
+    assert not optimizer.state
+
+
+def test_labels_of_any_integer_kind(batch: Batch) -> None:
+    net, (x, y) = convnet(), batch
+    twin = copy.deepcopy(net)
+    plain(net, natural, [(x, y)] * 2)
+    _, said = fast(twin, natural, [(x, y.to(torch.uint8))] * 2)
+    assert said == []
+    equal(net, twin)

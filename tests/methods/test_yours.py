@@ -1,0 +1,702 @@
+"""What users' own networks, threats and loops do that ours do not."""
+
+import copy
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import weight_norm
+
+import yopo
+from tests.conftest import Batch, TwoTowers, assert_same, bn_convnet, convnet, grads
+from tests.core.test_first_layer import small_resnet
+from tests.tiny import Silent, tiny_config, tiny_data
+from yopo import (
+    EMA,
+    L2,
+    NFGSM,
+    PGD,
+    PMP,
+    TRADES,
+    YOPO,
+    Engine,
+    Free,
+    Linf,
+    Natural,
+    Normalize,
+    attacks,
+)
+from yopo.evaluation.suite import starts
+from yopo.runs.progress import StopRequested
+from yopo.runs.trainer import Trainer
+
+METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
+    "natural": Natural,
+    "pgd": lambda net: PGD(net, Linf(0.1), steps=2),
+    "yopo": lambda net: YOPO(net, Linf(0.1), m=2, n=2),
+    "yopo deep": lambda net: YOPO(net, Linf(0.1), m=2, n=2, first_layer="1"),
+}
+
+
+def sgd(net: nn.Module, lr: float = 0.1) -> torch.optim.SGD:
+    return torch.optim.SGD(net.parameters(), lr)
+
+
+# ---------------------------------------------------------------- networks
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_cached_parametrizations_get_their_gradients(name: str, batch: Batch) -> None:
+    net = convnet()
+    weight_norm(net[0])
+    twin = copy.deepcopy(net)
+    torch.manual_seed(1)
+    METHODS[name](net).backward(*batch)
+    torch.manual_seed(1)
+    with parametrize.cached():
+        METHODS[name](twin).backward(*batch)
+        assert parametrize._cache_enabled
+    assert_same(grads(net), grads(twin))
+    assert grads(net)["0.parametrizations.weight.original1"].norm() > 0
+
+
+@pytest.mark.parametrize("attack", [attacks.pgd, attacks.cw])
+def test_an_attack_leaves_no_frozen_weights_in_a_cache(attack: Any, batch: Batch) -> None:
+    x, y = batch
+    net = convnet()
+    weight_norm(net[0])
+    with parametrize.cached():
+        F.cross_entropy(net(attack(net, x, y, Linf(0.1), steps=2)), y).backward()
+    assert grads(net)["0.parametrizations.weight.original1"].norm() > 0
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own making, when it compiles
+@pytest.mark.parametrize("name", [*METHODS, "pmp"])
+@pytest.mark.parametrize("how", ["module", "forward"])
+def test_a_network_may_be_compiled_in_place(name: str, how: str, batch: Batch) -> None:
+    plain, ours = small_resnet(), small_resnet()
+    ours.load_state_dict(plain.state_dict())
+    if how == "module":
+        ours.compile(backend="aot_eager")
+    else:
+        ours.forward = torch.compile(ours.forward, backend="aot_eager")
+    NFGSM(ours, Linf(0.1)).backward(*batch)  # a pass without our hooks comes first
+    ours.zero_grad()
+    ours.load_state_dict(plain.state_dict())
+    outs = []
+    for net in (plain, ours):
+        torch.manual_seed(1)
+        build: Any = METHODS.get(name) or (lambda net: PMP(net, Linf(0.1), m=2))
+        if name == "yopo deep":
+            build = partial(YOPO, threat=Linf(0.1), m=2, n=2, first_layer="layer1")
+        outs.append(build(net).backward(*batch).eta)
+    torch.testing.assert_close(*outs)
+    assert_same(grads(plain), grads(ours))
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own making, when it compiles
+@pytest.mark.parametrize("name", METHODS)
+def test_a_part_of_the_network_may_be_compiled(name: str, batch: Batch) -> None:
+    plain = nn.Sequential(Normalize([0.5] * 3, [0.25] * 3), convnet())
+    part = copy.deepcopy(plain)
+    part[1] = torch.compile(part[1], backend="eager")  # type: ignore[assignment]
+    if name == "yopo deep":
+        methods = [YOPO(plain, Linf(0.1), m=2, n=2, first_layer="1.1")]
+        methods.append(YOPO(part, Linf(0.1), m=2, n=2, first_layer="1._orig_mod.1"))
+    else:
+        methods = [METHODS[name](net) for net in (plain, part)]  # type: ignore[misc]
+    part(batch[0])  # compiled before it is studied
+    outs = []
+    for method in methods:
+        torch.manual_seed(1)
+        outs.append(method.backward(*batch))
+    torch.testing.assert_close(outs[0].eta, outs[1].eta)
+    ours = {k.replace("_orig_mod.", ""): v for k, v in grads(part).items()}
+    assert_same(grads(plain), ours)
+
+
+def test_a_layer_may_be_exchanged_between_steps(batch: Batch) -> None:
+    class Squared(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) ** 2
+
+    net = convnet()
+    deep = YOPO(net, Linf(0.1), m=2, n=2, first_layer="1")
+    method = YOPO(net, Linf(0.1), m=2, n=2)
+    for each in (method, deep):
+        each.backward(*batch)
+    first = net[0]
+    net[0] = Squared(first.in_channels, first.out_channels, 3, padding=first.padding)  # type: ignore[arg-type]
+    net[1] = nn.GELU()
+    for old, new in (
+        (method, YOPO(net, Linf(0.1), m=2, n=2)),
+        (deep, YOPO(net, Linf(0.1), m=2, n=2, first_layer="1")),
+    ):
+        outs = []
+        for each in (old, new):
+            torch.manual_seed(1)
+            outs.append(each.backward(*batch).eta)
+        assert torch.equal(*outs)
+    last = net[-1]
+    net[-1] = nn.Linear(last.in_features, 9)  # type: ignore[arg-type]
+    method.backward(batch[0], torch.full_like(batch[1], 8))
+
+
+class Numpy(nn.Module):
+    """Leaves autograd on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(torch.from_numpy(x.detach().numpy()))
+        return out
+
+
+def test_a_network_that_leaves_autograd_is_warned_of(batch: Batch) -> None:
+    model, x = Numpy(), batch[0]
+    y = model(x).argmax(1)
+    attacks = ["pgd-2", "cw-linf-2", "cw", "apgd-ce"]
+    result = yopo.evaluate(model, (x, y), Linf(0.01), attacks)
+    assert "zero-gradients" in [w.code for w in result.warnings]
+    assert result.accuracy["pgd-2"] == 1
+    free = Free(model, Linf(0.1), optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    for method in (PGD(model, Linf(0.1)), TRADES(model, Linf(0.1)), free):
+        with pytest.raises(ValueError, match="does not depend on its input"):
+            method.backward(x, y)
+    for attack in (yopo.attacks.pgd, yopo.attacks.cw):
+        with pytest.raises(ValueError, match="does not depend on its input"):
+            attack(model, x, y, Linf(0.1))
+
+
+class TwoInTraining(nn.Module):
+    """Returns what an auxiliary head says too, in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = convnet()
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.net(x)
+        return (out, out) if self.training else out
+
+
+def test_more_than_logits_is_refused_by_all(batch: Batch) -> None:
+    net = TwoInTraining()
+    threat = Linf(0.1)
+    for method in (Natural(net), PGD(net, threat), TRADES(net, threat), YOPO(net, threat)):
+        with pytest.raises(ValueError, match="wrap it so that it returns the logits alone"):
+            method.backward(*batch)
+
+    class Dict(TwoInTraining):
+        def forward(self, x: Tensor) -> Any:
+            return {"logits": self.net(x)}
+
+    for attack in (attacks.pgd, attacks.cw):
+        with pytest.raises(ValueError, match=r"expected logits .* got dict"):
+            attack(Dict(), *batch, Linf(0.1))
+
+
+def test_natural_training_leaves_the_images_alone(batch: Batch) -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = convnet()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.net(x.sub_(0.5))
+            return out
+
+    x = batch[0].clone()
+    Natural(InPlace()).backward(x, batch[1])
+    assert torch.equal(x, batch[0])
+
+
+def test_cw_breaks_a_network_in_half_precision(batch: Batch) -> None:
+    """Pixels without a gradient, and a loss of more than 65504, are no obstacle."""
+    x = batch[0].to(torch.float16)
+    crop = nn.ZeroPad2d(-1)
+    net = nn.Sequential(crop, nn.Flatten(), nn.Linear(crop(x[:1]).numel(), 4)).half()
+    y = net(x).argmax(1)
+    found = attacks.cw(net, x, y, L2(3.0))
+    assert found.dtype == torch.float16
+    assert (net(found).argmax(1) != y).all()
+    assert torch.equal((found - x)[:, :, 0], torch.zeros_like(x[:, :, 0]))
+
+
+def test_inference_mode_is_refused(batch: Batch) -> None:
+    for build in METHODS.values():
+        with torch.inference_mode(), pytest.raises(ValueError, match=r"leave torch\.inference"):
+            build(convnet()).backward(*batch)
+
+
+def test_a_mean_for_each_channel_is_for_images() -> None:
+    with pytest.raises(ValueError, match="give one number"):
+        Normalize([0.5] * 3, [0.25] * 3)(torch.rand(3, 3, 8))
+    assert Normalize(0.5, 0.25)(torch.rand(3, 3, 8)).shape == (3, 3, 8)
+
+
+# ---------------------------------------------------------------- threats, targets, loops
+
+
+@pytest.mark.parametrize("eps", [0.2, 0.4, 0.7])
+def test_nfgsm_at_any_radius(eps: float, batch: Batch) -> None:
+    """Against its own description: noise in 2·eps, a step of eps, the box."""
+    x, y = batch
+    net = convnet()
+    torch.manual_seed(1)
+    out = NFGSM(net, Linf(eps)).backward(x, y)
+    torch.manual_seed(1)
+    noise = (2 * eps * torch.empty_like(x).uniform_(-1, 1)).clamp(-x, 1 - x).requires_grad_()
+    (grad,) = torch.autograd.grad(F.cross_entropy(net(x + noise), y), noise)
+    torch.testing.assert_close(out.eta, (noise.detach() + eps * grad.sign()).clamp(-x, 1 - x))
+    with pytest.raises(TypeError, match=r"expected yopo\.Linf or yopo\.L2, got Mine"):
+        NFGSM(net, Mine(0.1))  # type: ignore[arg-type]
+
+
+def test_targets_of_the_wrong_kind_name_the_fix(batch: Batch) -> None:
+    x, y = batch
+    net = convnet()
+    classes = net(x).shape[1]
+    hot = F.one_hot(y, classes)
+    for wrong, fix in (
+        (hot, r"y\.argmax\(1\) for class indices, or y\.float\(\)"),
+        (y[:, None], r"y\.squeeze\(1\)"),
+        (y.double(), r"use y\.long\(\)"),
+        (hot.double()[:, 1:], rf"soft targets \(B, {classes}\)"),
+    ):
+        with pytest.raises(ValueError, match=fix):
+            Natural(net).backward(x, wrong)
+    Natural(net).backward(x, hot.double())
+    ignoring = partial(F.cross_entropy, ignore_index=255)
+    Natural(net, loss=ignoring).backward(x, torch.cat([y[:-1], torch.tensor([255])]))
+    with pytest.raises(ValueError, match="use x / 255"):
+        Natural(net).backward(255 * x, y)
+
+
+def test_numpys_numbers_count(batch: Batch) -> None:
+    YOPO(convnet(), Linf(0.1), m=np.int64(2), n=np.int32(1)).backward(*batch)  # type: ignore[arg-type]
+
+
+def test_free_wants_an_optimizer_of_the_same_network() -> None:
+    with pytest.raises(ValueError, match="none of the model's parameters"):
+        Free(convnet(), Linf(0.1), optimizer=sgd(convnet()))
+
+
+@pytest.mark.parametrize("name", [*METHODS, "nfgsm"])
+def test_a_scaler_may_scale_the_loss(name: str, batch: Batch) -> None:
+    """As the README says; with a power of two every number is the same to the bit."""
+    x, y = (t.float() if t.is_floating_point() else t for t in batch)
+    make = (METHODS | {"nfgsm": lambda net: NFGSM(net, Linf(0.1))})[name]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    net = convnet().float()
+    twin = copy.deepcopy(net)
+    method, scaled = make(net), make(twin)
+    scaled.loss = lambda z, y: scaler.scale(F.cross_entropy(z, y))
+    optimizer, other = sgd(net), sgd(twin)
+    start = Linf(0.1).start(x)
+    for _ in range(2):
+        eta = None if name == "natural" else start
+        method.backward(x, y, eta)
+        optimizer.step()
+        optimizer.zero_grad()
+        scaled.backward(x, y, eta)
+        scaler.step(other)
+        scaler.update()
+        other.zero_grad()
+    assert_same(dict(net.named_parameters()), dict(twin.named_parameters()))
+
+
+def test_ema_follows_a_network_that_was_moved() -> None:
+    net = convnet()
+    ema = EMA(net, 0.5)
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with torch.no_grad():
+        next(net.parameters()).add_(1.0)
+    for step in range(60):
+        ema.update(step)
+    assert_same(dict(ema.model.state_dict()), dict(net.state_dict()), tol=1e-9)
+
+
+@pytest.mark.parametrize("weight", [0.5, torch.tensor(0.5)])
+def test_ema_averages_what_has_an_average_and_copies_the_rest(weight: Any) -> None:
+    net: Any = bn_convnet()
+    net.register_parameter("spectrum", nn.Parameter(torch.randn(3, dtype=torch.complex128)))
+    net.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    net.register_buffer("count", torch.tensor(0))
+    norm = next(m for m in net.modules() if isinstance(m, nn.BatchNorm2d))
+    ema, began = EMA(net, 0.5), copy.deepcopy(net)
+    with torch.no_grad():
+        for t in (*net.parameters(), norm.running_mean, norm.num_batches_tracked, net.count):
+            t.add_(1)
+        net.mask[0] = 3.0
+    ema.move(weight)
+    average, before = dict(ema.model.state_dict()), dict(began.state_dict())
+    for key, value in net.state_dict().items():
+        if key in ("mask", "count") or "num_batches" in key:
+            assert torch.equal(average[key], value)
+        else:
+            torch.testing.assert_close(average[key], (before[key] + value) / 2)
+
+
+# ---------------------------------------------------------------- the engine
+
+
+def test_the_engine_wants_the_optimizer_that_free_steps() -> None:
+    net = convnet()
+    with pytest.raises(ValueError, match="the optimizer that Free was given"):
+        Engine(Free(net, Linf(0.1), optimizer=sgd(net)), sgd(net))
+
+
+def test_the_engine_wants_the_method_it_was_made_for(batch: Batch) -> None:
+    def engine() -> tuple[Engine, YOPO]:
+        net = convnet()
+        method = YOPO(net, Linf(0.05), m=2, n=1)
+        made = Engine(method, sgd(net), compile=False)
+        made.step(*batch)
+        return made, method
+
+    made, method = engine()
+    method.threat = Linf(0.1)
+    with pytest.raises(ValueError, match=r"step\(\.\.\., part=\)"):
+        made.step(*batch)
+    made, method = engine()
+    method.loss = partial(F.cross_entropy, label_smoothing=0.1)
+    with pytest.raises(ValueError, match="make a new Engine"):
+        made.step(*batch)
+    made, method = engine()
+    made.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(ValueError, match="other parameter groups"):
+        made.step(*batch)
+
+
+def test_targets_of_another_kind_are_plain_steps(batch: Batch) -> None:
+    x, y = batch
+    net = convnet()
+    twin, soft = copy.deepcopy(net), F.one_hot(y, net(x).shape[1]).double()
+    engine, optimizer = Engine(Natural(net), sgd(net), compile=False), sgd(twin)
+    for target in (y, soft, y):
+        engine.step(x, target)
+        Natural(twin).backward(x, target)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same(dict(net.state_dict()), dict(twin.state_dict()))
+
+
+def test_on_a_cpu_rates_stay_numbers(batch: Batch) -> None:
+    net = convnet()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3, foreach=True)
+    Engine(Natural(net), optimizer, compile=False).step(*batch)
+    assert optimizer.param_groups[0]["lr"] == 1e-3
+
+
+# ---------------------------------------------------------------- evaluations that go on
+
+
+class Mine:
+    """A threat without a name for itself."""
+
+    def __init__(self, eps: float) -> None:
+        self.eps, self.step, self._as = eps, eps / 4, Linf(eps)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_as"], name)
+
+
+def test_threats_of_ones_own_are_told_apart(tmp_path: Path, batch: Batch) -> None:
+    net, x = convnet(), batch[0]
+    y = net(x).argmax(1)
+    for eps in (0.001, 0.5):
+        fresh = yopo.evaluate(net, (x, y), Mine(eps), "pgd-5").worst
+        kept = yopo.evaluate(net, (x, y), Mine(eps), "pgd-5", state=tmp_path).worst
+        assert kept == fresh == (1 if eps < 0.01 else kept)
+
+    class Hidden(Mine):
+        def __init__(self, eps: float) -> None:
+            super().__init__(eps)
+            self.secret = object()
+
+    with pytest.raises(ValueError, match="give its class a __repr__"):
+        yopo.evaluate(net, (x, y), Hidden(0.1), "pgd-5", state=tmp_path)
+
+
+def test_another_forward_pass_is_another_network(tmp_path: Path, batch: Batch) -> None:
+    class Rounded(nn.Module):
+        def __init__(self, net: nn.Module, straight: bool) -> None:
+            super().__init__()
+            self.net, self.straight = net, straight
+
+        def forward(self, x: Tensor) -> Tensor:
+            rounded = (x * 255).round() / 255
+            out: Tensor = self.net(x + (rounded - x).detach() if self.straight else rounded)
+            return out
+
+    net, x = convnet(), batch[0]
+    y = net(x).argmax(1)
+
+    def worst(straight: bool, eps: float, state: Path | None = None) -> float:
+        model = Rounded(net, straight)
+        return yopo.evaluate(model, (x, y), L2(eps), "pgd-5", checks=False, state=state).worst
+
+    radii = (0.25 * 2**i for i in range(6))  # one at which it makes a difference
+    eps = next(eps for eps in radii if worst(True, eps) < worst(False, eps))
+    for straight in (False, True):
+        assert worst(straight, eps, tmp_path) == worst(straight, eps)
+
+
+# ---------------------------------------------------------------- training
+
+
+class Restless(nn.Module):
+    """Draws from Python's and NumPy's streams, and counts in a buffer that is not saved."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(256, 4))
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 0.01
+        noise = 1 + 0.1 * random.random() + 0.1 * np.random.rand()
+        out: Tensor = self.net(x * noise) * (1 + self.seen)
+        return out
+
+
+def test_everything_random_goes_on_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr("yopo.runs.trainer.build_model", lambda *_: Restless())
+    config = tiny_config({"method": {"first_layer": "net.1"}})
+
+    def trainer(name: str) -> Trainer:
+        return Trainer(config, tiny_data(), tmp_path / name, Silent(), torch.device("cpu"))
+
+    whole = trainer("whole")
+    whole.run()
+    stopped = trainer("stopped")
+    stopped.stop = True
+    with pytest.raises(StopRequested):
+        stopped.run()
+    random.seed(5)
+    again = trainer("stopped")
+    again.resume()
+    again.run()
+    assert_same(dict(again.model.state_dict()), dict(whole.model.state_dict()), tol=0)
+
+
+def test_a_network_that_cannot_be_diagnosed_is_trained_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setattr("yopo.runs.trainer.build_model", lambda *_: TwoTowers(256))
+    config = tiny_config({"method": {"first_layer": None}, "diagnose": {"every": 1}, "epochs": 1})
+    watcher = Silent()
+    run = Trainer(config, tiny_data(), tmp_path / "run", watcher, torch.device("cpu"))
+    assert "last" in run.run()
+    assert any("not diagnosed: no module inside this network" in text for text in watcher.said)
+
+
+def test_a_state_that_cannot_be_saved_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Extra(Restless):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"version": 1}
+
+    monkeypatch.setattr("yopo.runs.trainer.build_model", lambda *_: Extra())
+    with pytest.raises(ValueError, match="get_extra_state"):
+        Trainer(tiny_config(), tiny_data(), tmp_path / "r", Silent(), torch.device("cpu"))
+
+
+class Cached(nn.Module):
+    """Keeps, in eval mode, what it computed from a weight, and drops it in train(True)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(192, 4)
+        self.shift = nn.Parameter(torch.zeros(4))
+        self.kept: Tensor | None = None
+
+    def train(self, mode: bool = True) -> "Cached":
+        super().train(mode)
+        if mode:
+            self.kept = None
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.flatten(1))
+        if self.training:
+            return out + self.shift
+        if self.kept is None:
+            self.kept = self.shift * 1
+        return out + self.kept
+
+
+def test_what_a_network_keeps_in_eval_mode_is_that_of_todays_weights(batch: Batch) -> None:
+    net, x = Cached(), batch[0]
+    y = torch.full((len(x),), 2)
+    yopo.evaluate(net, (x, y), Linf(0.1), "clean", checks=False)
+    attacks.pgd(net, x, y, Linf(0.1), steps=1)
+    with torch.no_grad():
+        net.shift[2] += 100
+    assert yopo.evaluate(net, (x, y), Linf(0.1), "clean", checks=False).accuracy == {"clean": 1.0}
+    assert net.training
+    assert net.linear.training
+    frozen = nn.Sequential(inner := Cached())
+    inner.linear.eval()  # the user's own choice
+    attacks.pgd(frozen, x, y, Linf(0.1), steps=1)
+    assert [m.training for m in frozen.modules()] == [True, True, False]
+
+
+class Merges(nn.Linear):
+    """As LoRA does: in eval mode the weight holds the sum."""
+
+    def __init__(self) -> None:
+        super().__init__(192, 4)
+        self.add, self.merged = nn.Parameter(torch.rand(4, 192)), False
+
+    def train(self, mode: bool = True) -> "Merges":
+        super().train(mode)
+        if self.merged is mode:
+            self.weight.data += -self.add.data if mode else self.add.data
+            self.merged = not mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.merged else self.weight + self.add
+        return F.linear(x.flatten(1), weight, self.bias)
+
+
+class Loops(nn.Linear):
+    """Its train() is another thing."""
+
+    def train(self, epochs: Any) -> None:  # type: ignore[override]
+        raise AssertionError(epochs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1))
+
+
+def test_attacks_do_not_ask_the_network_for_more_than_its_flags(batch: Batch) -> None:
+    net = Merges()
+    before = net.weight.detach().clone()
+    for _ in range(5):
+        PGD(net, Linf(0.1), steps=2).backward(*batch)
+        attacks.pgd(net, *batch, Linf(0.1), steps=1)
+    assert torch.equal(net.weight, before)
+    attacks.pgd(Loops(192, 4), *batch, Linf(0.1), steps=1)
+
+
+class Scaled(nn.Module):
+    """One of several blocks that have a buffer in common."""
+
+    table: Tensor
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("table", table)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + torch.tanh(self.linear(h * self.table))
+
+
+def test_blocks_may_share_a_buffer(batch: Batch) -> None:
+    table = torch.rand(6)
+    blocks = [Scaled(table), Scaled(table)]
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.Tanh(), *blocks, nn.Linear(6, 4))
+    start = torch.zeros_like(batch[0])
+    got = YOPO(net, Linf(0.1), m=2, n=2, first_layer="2").backward(*batch, start)
+    net[4].table = table.clone()
+    want = YOPO(net, Linf(0.1), m=2, n=2, first_layer="2").backward(*batch, start)
+    assert torch.equal(got.eta, want.eta)
+
+
+def test_an_exchanged_hook_is_seen(batch: Batch) -> None:
+    net, start = convnet(), torch.zeros_like(batch[0])
+    hook = net[0].register_forward_pre_hook(lambda _, args: (2 * args[0],))
+    method = YOPO(net, Linf(0.1), m=2, n=3)
+    method.backward(*batch, start)
+    hook.remove()
+    net[0].register_forward_pre_hook(lambda _, args: ((9 * args[0]).sin(),))
+    want = YOPO(net, Linf(0.1), m=2, n=3).backward(*batch, start)
+    assert torch.equal(method.backward(*batch, start).eta, want.eta)
+
+
+def test_the_engines_average_follows_a_converted_network(batch: Batch) -> None:
+    net: Any = convnet()
+    ema, began = EMA(net, 0.5), net[0].weight.detach().clone()
+    net.to(memory_format=torch.channels_last)
+    engine = Engine(Natural(net), sgd(net), ema=ema, compile=False)
+    for _ in range(40):
+        engine.step(*batch)
+    average: Any = ema.model
+    off, way = (average[0].weight - net[0].weight).norm(), (net[0].weight - began).norm()
+    assert off < 0.1 * way
+
+
+def test_a_step_of_the_engine_that_fails_leaves_no_gradient(batch: Batch) -> None:
+    net, calls = convnet(), 0
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise RuntimeError("out of memory")
+        return F.cross_entropy(logits, y)
+
+    method = YOPO(net, Linf(0.1), m=3, n=1, loss=loss)
+    engine = Engine(method, torch.optim.SGD(net.parameters(), 0.1), compile=False)
+    engine.step(*batch)
+    calls = 1
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step(*batch)
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_tensors_of_inference_mode_and_of_a_teacher(batch: Batch) -> None:
+    net, teacher, start = convnet(), convnet(), torch.zeros_like(batch[0])
+    with torch.inference_mode():
+        x = batch[0] + 0
+    soft = teacher(batch[0]).softmax(1)  # has a graph of its own
+    got = YOPO(net, Linf(0.1), m=2, n=2).backward(x, soft, start)
+    want = YOPO(net, Linf(0.1), m=2, n=2).backward(batch[0], soft.detach(), start)
+    assert torch.equal(got.eta, want.eta)
+    assert all(p.grad is None for p in teacher.parameters())
+
+
+def test_starts_do_not_depend_on_the_memory_layout(batch: Batch) -> None:
+    other = batch[0].to(memory_format=torch.channels_last)
+    assert torch.equal(starts(Linf(0.1), batch[0], "0/0"), starts(Linf(0.1), other, "0/0"))
+
+
+def test_things_of_the_wrong_kind_are_named() -> None:
+    net = convnet()
+    with pytest.raises(TypeError, match="expected a threat, as"):
+        YOPO(net, Linf)  # type: ignore[arg-type]
+    for loss in (nn.CrossEntropyLoss, "cross-entropy"):
+        with pytest.raises(TypeError, match=r"expected loss as a function of .*, as .* got"):
+            YOPO(net, Linf(0.1), loss=loss)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"first_layer as a module's name, as .*, got Conv2d"):
+        YOPO(net, Linf(0.1), first_layer=net[0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expected a method, as yopo\.YOPO.*, got Sequential"):
+        Engine(net, torch.optim.SGD(net.parameters(), 0.1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected step as a number"):
+        Linf(0.1, "0.1")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"step\(\) needs no closure, got LBFGS"):
+        Free(net, Linf(0.1), optimizer=torch.optim.LBFGS(net.parameters()))
+    with pytest.raises(ValueError, match="one for each channel, got shape"):
+        Normalize(torch.zeros(1, 3, 1, 1), 1.0)  # type: ignore[arg-type]

@@ -1,0 +1,137 @@
+"""A tiny run for the tests of the training loop, startable in a process of its own."""
+
+import itertools
+import multiprocessing
+import multiprocessing.context
+import os
+import random
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import yopo.runs.trainer
+from tests import SEED
+from yopo.data.sources import Arrays
+from yopo.runs import checkpoint
+from yopo.runs.settings import Config, Tree, overlay, validate
+
+BASE: Tree = {
+    "method": {"name": "yopo", "m": 2, "n": 2, "first_layer": "relu1"},
+    "threat": {"eps": 0.1},
+    "data": {"held_out": 20},
+    "model": {"name": "smallcnn", "options": {"width": 4, "size": 16, "hidden": 8}},
+    "optimizer": {"lr": 0.05},
+    "schedule": {"name": "cosine", "warmup": 1},
+    "evaluate": {"steps": 3, "images": 20},
+    "checkpoint": {"minutes": 0, "pause": 0},
+    "epochs": 3,
+    "batch": 20,
+    "ema": 0.9,
+    "seed": SEED,
+}
+
+
+def tiny_config(over: Tree | None = None) -> Config:
+    return validate(overlay(BASE, over or {}))
+
+
+def tiny_data(train: int = 120) -> Arrays:
+    """Four noisy patterns, 16x16."""
+    g = torch.Generator().manual_seed(SEED)
+    patterns = torch.randint(0, 200, (4, 1, 16, 16), generator=g)
+
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        y = torch.arange(count) % 4
+        noise = torch.randint(0, 56, (count, 1, 16, 16), generator=g)
+        return (patterns[y] + noise).to(torch.uint8), y
+
+    return Arrays(*draw(train), *draw(40), names=("a", "b", "c", "d"))
+
+
+class Silent:
+    """A watcher that only remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.lines: list[dict[str, Any]] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def step(self, epoch: int, step: int, steps: int, note: str) -> None:
+        pass
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+
+
+def tiny_trainer(
+    out: Path, over: Tree | None = None, watcher: Silent | None = None, train: int = 120
+) -> yopo.runs.trainer.Trainer:
+    watcher = watcher or Silent()
+    config = tiny_config(over)
+    return yopo.runs.trainer.Trainer(config, tiny_data(train), out, watcher, torch.device("cpu"))
+
+
+def run_until_killed(out: str, over: Tree, steps: int = 0, flushes: int = 0) -> None:
+    """Resume and run on, a checkpoint at every step; or wait to be killed.
+
+    After so many steps, or in the writing of checkpoints after so many of its flushes: then the
+    file `held` says so.
+    """
+    torch.set_num_threads(1)
+    yopo.runs.trainer.CHECK_EVERY = 1
+    watcher = Silent()
+
+    def counted(work: Any, most: int) -> Any:
+        calls = itertools.count(1)
+
+        def call(*args: Any) -> None:
+            work(*args)
+            if next(calls) == most:
+                (Path(out) / "held").touch()
+                time.sleep(PATIENCE)
+
+        return call
+
+    watcher.step = counted(watcher.step, steps)  # type: ignore[method-assign]
+    checkpoint.flush = counted(checkpoint.flush, flushes)  # type: ignore[attr-defined]
+    trainer = tiny_trainer(Path(out), over, watcher)
+    trainer.resume()
+    trainer.run()
+
+
+PATIENCE = 600  # seconds after which a process hangs; a busy machine may need many
+
+
+def free_port() -> int:
+    """A port of this process's own: below those that the system gives to connections."""
+    for _ in range(1000):
+        port = 10_000 + (os.getpid() * 31 + next(_asked)) % 20_000
+        with socket.socket() as s, suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+_asked = itertools.count()
+
+
+def forkserver() -> multiprocessing.context.ForkServerContext:
+    """Processes of their own that have torch, and what the tests need, from the start."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.core.test_ddp", "tests.core.test_exchange"])
+    return context
+
+
+def dawdle(low: float, high: float, rng: random.Random) -> None:
+    time.sleep(rng.uniform(low, high))
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {k: v.clone() for k, v in model.state_dict().items()}
