@@ -1,5 +1,6 @@
 """The user's model is left exactly as found."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.conftest import Batch, bn_convnet
+from tests.conftest import Batch, bn_convnet, convnet
 from tests.methods.test_methods import METHODS, Make, every_method
 from yopo import YOPO, Linf, Split, models
 from yopo.attacks import cw, pgd
@@ -35,6 +36,14 @@ def partly_frozen() -> nn.Sequential:
     model[0].weight.requires_grad_(False)
     model[3].register_forward_hook(lambda *_: None)
     return model
+
+
+def _after(model: nn.Module) -> YOPO:
+    return YOPO(model, THREAT, m=2, n=2)
+
+
+def _deep(model: nn.Module) -> YOPO:
+    return YOPO(model, THREAT, m=2, n=2, first_layer="1")
 
 
 class Breaks(nn.Module):
@@ -198,3 +207,34 @@ def test_attack_passes_keep_nothing_for_the_weights() -> None:
     resnet = models.preactresnet18(width=4)
     frozen = kept_for_the_way_back(resnet, Frozen(resnet), x)
     assert kept_for_the_way_back(resnet, resnet, x) < 1.05 * frozen
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch, as it compiles
+@pytest.mark.parametrize("build", [_after, _deep], ids=["affine f0", "inner loop"])
+def test_compiled_attack_passes_are_code_of_their_own(
+    build: Callable[[nn.Module], YOPO], batch: Batch
+) -> None:
+    """torch before 2.13 does not look at a parameter's flag when it takes up compiled code again.
+
+    So none may stand in its place during an attack pass: else the pass for the weights would get
+    the attack's code, and no gradient, without a word.
+    """
+    inputs: list[set[bool]] = []  # of each compiled code: is a parameter among them?
+
+    def backend(graph: Any, given: list[Any]) -> Any:  # noqa: ANN401
+        inputs.append({isinstance(t, nn.Parameter) for t in given})
+        return aot_eager(graph, given)
+
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
+    torch._dynamo.reset()
+    net = convnet()
+    twin = copy.deepcopy(net)
+    compiled: Any = torch.compile(net, backend=backend)
+    for model in (compiled, twin):
+        torch.manual_seed(1)
+        build(model).backward(*batch)
+    for got, want in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, want.grad, rtol=1e-12, atol=1e-12)
+    if build is _after:  # with an inner loop it runs as it was written
+        assert {False} in inputs
+        assert {True, False} in inputs

@@ -388,6 +388,8 @@ class TestOnAGPU:
         monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
         batches = images(1, 28, 20) if network == "small" else images(3, 32, 20)
         tol = 1e-5 if kind == "float32" else 1e-9
+        if name == "free":  # it makes three updates a batch, each with its rounding
+            tol *= 3
         engine = compare(NETWORKS[network](), (METHODS | DEEP)[name], batches, THREAT, tol)
         assert engine.captured
 
@@ -458,15 +460,15 @@ class TestMoreOnAGPU:
         torch.set_default_dtype(torch.float32)
         # A search would choose convolutions, and the order of sums, by the clock.
         monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-        monkeypatch.setattr(torch._inductor.config, "deterministic", True)
         net, batches, ends = channels_last(resnet()), images(3, 32, 6), []
         for overlap in (False, False, False, True, True):
             torch._dynamo.reset()  # else the first network's code would serve them all
             torch.manual_seed(1)
             twin = copy.deepcopy(net)
-            engine, *_ = with_engine(
-                twin, METHODS[name], batches, THREAT, precision="bf16", overlap=overlap
-            )
+            with torch._inductor.config.patch(deterministic=True):  # setattr is undone by a del
+                engine, *_ = with_engine(
+                    twin, METHODS[name], batches, THREAT, precision="bf16", overlap=overlap
+                )
             assert isinstance(engine._fast.model, Compiled)
             if overlap and name != "trades":
                 assert engine._fast.model.side is not None

@@ -4,7 +4,7 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,11 @@ class Frozen:
     While it runs, the parameters do not ask for gradients, so that passes keep nothing for them (a
     transformer's would keep twice as much: docs/design.md), and in the place of each buffer is a
     copy, so that BatchNorm in training mode writes its running statistics there. Both are put back
-    afterwards, whatever happens. Nothing else is touched: a parameter is never exchanged for
-    another tensor. Not through DistributedDataParallel, which has nothing to exchange and would
-    count the pass as a step.
+    afterwards, whatever happens. Nothing else is touched, but in a compiled network: there views
+    stand in the parameters' places, too, because torch before 2.13 does not see that a flag
+    changed, and would give the next pass, for the weights, code without their gradients. Not
+    through DistributedDataParallel, which has nothing to exchange and would count the pass as a
+    step.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -37,6 +39,7 @@ class Frozen:
         self._model = model
         self._parameters = list(model.parameters())
         self._modules = list(model.modules())
+        self._compiled = has_compiled_parts(model)
         moved = _moved(self._modules)
         self._moves = [any(id(b) in moved for b in m._buffers.values()) for m in self._modules]
         self._copies = _copies(self._modules)
@@ -66,7 +69,8 @@ class Frozen:
             memo: dict[int, Tensor] = {}
             pairs = zip(copies, self._moves, strict=True)
             copies = [_cloned(c, memo) if moves else c for c, moves in pairs]
-        with uncached(), _no_gradients(self._parameters), _exchanged(self._modules, copies):
+        views = _views(self._modules) if self._compiled else nullcontext()
+        with uncached(), _no_gradients(self._parameters), views, _exchanged(self._modules, copies):
             return work(self._model)
 
 
@@ -133,6 +137,25 @@ def _no_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
     try:
         for p in asking:
             p.requires_grad_(False)
+        yield
+    finally:
+        _surely(put_back)
+
+
+@contextmanager
+def _views(modules: list[nn.Module]) -> Iterator[None]:
+    """Put a view of each parameter in its place, a tensor that asks for no gradient."""
+    own = [(m, dict(m._parameters)) for m in modules if type(m._parameters) is dict]
+    memo = {id(p): p.detach() for _, mine in own for p in mine.values() if p is not None}
+
+    def put_back() -> None:
+        for module, mine in own:
+            module._parameters.update(mine)
+
+    try:
+        for module, mine in own:
+            slots: dict[str, Any] = module._parameters
+            slots.update({name: memo[id(p)] for name, p in mine.items() if p is not None})
         yield
     finally:
         _surely(put_back)
