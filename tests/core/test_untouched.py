@@ -221,7 +221,7 @@ def test_compiled_attack_passes_are_code_of_their_own(
     """
     inputs: list[set[bool]] = []  # of each compiled code: is a parameter among them?
 
-    def backend(graph: Any, given: list[Any]) -> Any:  # noqa: ANN401
+    def backend(graph: Any, given: list[Any]) -> Any:
         inputs.append({isinstance(t, nn.Parameter) for t in given})
         return aot_eager(graph, given)
 
