@@ -1,6 +1,8 @@
 """Settings from recipes, YAML and flags."""
 
 import argparse
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -168,6 +170,29 @@ def test_settings_are_listed() -> None:
     names = [name for name, _, _ in fields()]
     for name in ("epochs", "method.m", "threat.eps", "data.root", "schedule.drops"):
         assert name in names
+
+
+def told_of_methods_and_threats() -> Iterator[str]:
+    """Each of their settings as `--settings` shows it, and what wrong values of it are told."""
+    for name, default, text in fields():
+        section, _, setting = name.partition(".")
+        if section not in ("method", "threat"):
+            continue
+        yield " | ".join([name, default, text]).rstrip()
+        kind = text.partition(")")[0].removeprefix("(")
+        for value in ("-1", "0", "1/2", "1e10", "x" * 1001) if setting != "name" else ("yopp",):
+            flags = {name: value} if setting == "name" else {f"{section}.name": kind, name: value}
+            try:
+                said = repr(getattr(validate(nested(flags)), section).model_dump()[setting])
+            except ValueError as error:
+                said = str(error)
+            yield f"    {value[:20]}: {said[:90]}"
+
+
+def test_settings_of_methods_and_threats_stay_as_they_are() -> None:
+    """Names, defaults, words, bounds and refusals, as they were when each was written by hand."""
+    told = Path(__file__).with_name("settings.txt").read_text().splitlines()
+    assert list(told_of_methods_and_threats()) == told
 
 
 def test_schedules() -> None:
