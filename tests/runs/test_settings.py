@@ -14,15 +14,14 @@ from yopo.models import SmallCNN
 from yopo.runs.build import build_method
 from yopo.runs.recipes import RECIPES, method_tree, recipe
 from yopo.runs.schedule import rate
-from yopo.runs.sections import L2Config, PGDConfig, YOPOConfig, fraction
+from yopo.runs.sections import L2Config, chosen, fraction
 from yopo.runs.settings import Config, fields, nested, overlay, rescaled, validate, with_radius
 
 
 def test_flags_over_a_recipe() -> None:
     tree = overlay(recipe("cifar10-yopo-5-3"), nested({"method.m": "3", "threat.eps": "6/255"}))
     config = validate(tree)
-    assert isinstance(config.method, YOPOConfig)
-    assert (config.method.m, config.method.n) == (3, 3)
+    assert config.method == chosen({"name": "yopo", "m": 3, "n": 3})
     assert config.threat.eps == 6 / 255
     assert config.model.name == "preactresnet18"
 
@@ -39,7 +38,7 @@ def test_fractions() -> None:
 def test_another_method_by_flag_drops_what_belonged_to_the_old_one() -> None:
     flags = nested({"method.name": "pgd", "method.steps": "7", "threat.name": "l2"})
     config = validate(overlay(recipe("mnist-yopo-5-10"), flags))
-    assert config.method == PGDConfig(steps=7)
+    assert config.method == chosen({"name": "pgd", "steps": 7})
     assert config.threat == L2Config()
 
 
