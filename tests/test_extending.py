@@ -3,7 +3,8 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ import torch
 from torch import Tensor, nn
 
 import yopo
-from tests.conftest import Batch, convnet, grads
+from tests.conftest import Batch, bn_convnet, convnet, grads
+from tests.engine.test_engine import Build, compare, several
 from tests.robust import trained
+from yopo.attacks.names import parse_all
+from yopo.bench.literal import literal_loop
 from yopo.methods import registry
 from yopo.report.records import read_runs
+from yopo.runs.build import propagations
 from yopo.runs.recipes import method_tree
 from yopo.runs.settings import fields, validate
 
@@ -67,12 +72,13 @@ def test_the_method_does_what_it_says(mixed: Any, batch: Batch) -> None:
     assert out.propagations == pytest.approx(2 * 2 / 3 + 2)
 
 
-def test_the_engine_takes_it(mixed: Any, batch: Batch) -> None:
-    model = convnet()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    before = [p.detach().clone() for p in model.parameters()]
-    yopo.Engine(mixed(model, yopo.Linf(0.1)), optimizer, compile=False).step(*batch)
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:TensorFloat32", "ignore:The .grad attribute of a Tensor"
+)
+@pytest.mark.parametrize("compile", [False, True])
+def test_the_engine_makes_the_same_steps(mixed: Any, batch: Batch, compile: bool) -> None:
+    build: Build = lambda net, _, threat: mixed(net, threat, k=2)  # noqa: E731
+    compare(convnet(), build, several(batch, 3), yopo.Linf(0.1), 1e-9, compile=compile)
 
 
 def test_its_settings_are_those_of_its_signature(mixed: Any) -> None:
@@ -87,6 +93,10 @@ def test_its_settings_are_those_of_its_signature(mixed: Any) -> None:
         validate({"method": {"name": "mixed", "k": "0"}})
     with pytest.raises(ValueError, match="mixed-3"):
         method_tree("mixt-3")
+    assert registry.said(tree["method"]) == "MIXED-4"
+    net = convnet()
+    assert literal_loop("mixed-4", net, torch.optim.SGD(net.parameters(), 0.1), 0.1, 0.02) is None
+    assert propagations(validate(tree)) == pytest.approx(4 * 2 / 3 + 2)
 
 
 def test_its_file_is_a_command_line_that_knows_it(tmp_path: Path) -> None:
@@ -174,3 +184,154 @@ def test_evaluations_take_the_attack(digits: tuple[nn.Module, Tensor, Tensor]) -
     assert torch.equal(result.correct["fgsm"], expected)
     assert 0 < result.accuracy["fgsm"] < result.accuracy["clean"]
     assert "fgsm" in result.card()
+
+
+# ---------------------------------------------------------------- what an own attack may not do
+
+
+Attack = Callable[[nn.Module, Tensor, Tensor, yopo.Threat, torch.Generator], Tensor]
+evaluate = partial(yopo.evaluate, checks=False)
+
+
+def outside(_m: nn.Module, x: Tensor, _y: Tensor, _t: yopo.Threat, _g: torch.Generator) -> Tensor:
+    return (x + 0.3).clamp(0, 1)
+
+
+def off_the_box(_m: nn.Module, x: Tensor, _y: Tensor, t: yopo.Threat, _g: object) -> Tensor:
+    return x + t.eps
+
+
+def no_numbers(_m: nn.Module, x: Tensor, _y: Tensor, _t: yopo.Threat, _g: object) -> Tensor:
+    return x * float("nan")
+
+
+def one_image(_m: nn.Module, x: Tensor, _y: Tensor, _t: yopo.Threat, _g: object) -> Tensor:
+    return x[:1]
+
+
+def nothing(_m: nn.Module, _x: Tensor, _y: Tensor, _t: yopo.Threat, _g: object) -> Any:
+    return None
+
+
+@pytest.mark.parametrize("threat", [yopo.Linf(0.2), yopo.L2(1.0)])
+@pytest.mark.parametrize(
+    ("attack", "told"),
+    [
+        (outside, "outside left the threat's ball, or the box .0, 1., by [01]"),
+        (off_the_box, "off_the_box left the threat's ball, or the box .0, 1., by [01]"),
+        (no_numbers, "no_numbers left the threat's ball, or the box .0, 1., by nan"),
+        (one_image, r"expected one_image to return images \(10, 1, 28, 28\), got \(1, 1, 28, 28\)"),
+        (nothing, "expected nothing to return images .*, got NoneType"),
+    ],
+)
+def test_what_is_no_attack_on_this_threat_is_refused(
+    attack: Attack, told: str, threat: yopo.Threat, digits: tuple[nn.Module, Tensor, Tensor]
+) -> None:
+    model, x, y = digits
+    with pytest.raises(ValueError, match=told):
+        evaluate(model, (x, y), threat, [attack], batch=10)
+
+
+def noisy(m: nn.Module, x: Tensor, y: Tensor, t: yopo.Threat, g: torch.Generator) -> Tensor:
+    """An attack that leaves all it can."""
+    assert not m.training
+    assert not torch.is_inference_mode_enabled()
+    m.train()
+    found = x + t.start(x, g)
+    leaf = found.clone().requires_grad_()
+    nn.functional.cross_entropy(m(leaf), y).backward()
+    x.zero_()
+    y.zero_()
+    return found.requires_grad_()
+
+
+def test_an_attack_leaves_the_model_as_it_was(batch: Batch) -> None:
+    model = bn_convnet()
+    model.eval()
+    x, y = batch[0], model(batch[0]).argmax(1)
+    model.train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with torch.no_grad():
+        result = evaluate(model, (x, y), yopo.Linf(0.1), [noisy, "pgd-2"], examples=True)
+        again = evaluate(model, (x, y), yopo.Linf(0.1), ["pgd-2"])
+    assert result.accuracy["clean"] == 1  # so it had all images
+    assert torch.equal(result.correct["pgd-2"], again.correct["pgd-2"])
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(m.training for m in model.modules())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert result.propagations["noisy"] == pytest.approx(2 / 3 + 1 / 3)  # its pass, and the verdict
+
+
+def test_an_attack_draws_by_the_seed(batch: Batch) -> None:
+    model, drawn = convnet().eval(), []
+    x, y = batch[0], model(batch[0]).argmax(1)
+
+    def draws(_m: nn.Module, x: Tensor, _y: Tensor, _t: yopo.Threat, g: torch.Generator) -> Tensor:
+        drawn.append(torch.rand(3, generator=g))
+        return x
+
+    for seed in (0, 0, 1):
+        evaluate(model, (x, y), yopo.Linf(0.1), [draws], seed=seed, batch=6)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    evaluate(model, (x, y), yopo.Linf(0.1), [draws], batch=3)
+    assert not torch.equal(drawn[3], drawn[4])
+
+
+class Breaks(nn.Module):
+    """NaN for what is brighter than the clean image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.flatten(1).mean(1, keepdim=True) - 0.5
+        return torch.cat([z, -z], 1) / (z <= 0.05)
+
+
+def test_a_nan_proves_nothing() -> None:
+    x = torch.full((4, 1, 2, 2), 0.54)
+    y = torch.zeros(4, dtype=torch.long)
+
+    def lighter(
+        _m: nn.Module, x: Tensor, _y: Tensor, t: yopo.Threat, _g: torch.Generator
+    ) -> Tensor:
+        return x + t.eps
+
+    assert evaluate(Breaks(), (x, y), yopo.Linf(0.1), [lighter]).accuracy["lighter"] == 1
+    darker = names_of(BLOCKS[2])["fgsm"]
+    assert evaluate(Breaks(), (x, y), yopo.Linf(0.1), [darker]).accuracy["fgsm"] == 0
+
+
+def test_its_batches_are_not_kept(digits: tuple[nn.Module, Tensor, Tensor], tmp_path: Path) -> None:
+    model, x, y = digits
+    strength = [0.0, 1.0]
+
+    def changes(
+        model: nn.Module, x: Tensor, y: Tensor, threat: yopo.Threat, generator: torch.Generator
+    ) -> Tensor:
+        found: Tensor = names_of(BLOCKS[2])["fgsm"](model, x, y, threat, generator)
+        return x + strength.pop(0) * (found - x)
+
+    threat, each = yopo.Linf(0.2), []
+    for _ in range(2):
+        result = evaluate(model, (x, y), threat, ["pgd-2", changes], state=tmp_path, batch=60)
+        each.append(result.accuracy["changes"])
+    assert each[1] < each[0] == result.accuracy["clean"]
+    assert [path.name for path in tmp_path.glob("*/pgd-2*")] == ["pgd-2.0.0.safetensors"]
+    assert not [*tmp_path.glob("*/changes*")]
+
+
+def test_names_of_attacks_are_told_apart() -> None:
+    def cw(*_: object) -> Tensor:
+        raise NotImplementedError
+
+    assert [a.name for a in parse_all(["clean", outside, "pgd-3", nothing])] == [
+        "clean",
+        "outside",
+        "pgd-3",
+        "nothing",
+    ]
+    with pytest.raises(ValueError, match="cw is an attack of ours; give yours another __name__"):
+        parse_all(["pgd-3", cw])
+    with pytest.raises(ValueError, match="each attack once, got outside and outside"):
+        parse_all([outside, "pgd-3", outside])
+    with pytest.raises(TypeError, match="expected attacks by name, as pgd-20, or functions"):
+        parse_all(["pgd-3", 20])  # type: ignore[list-item]

@@ -120,7 +120,7 @@ def run(
                 stages = Stages(f, threat, seed, logits.shape[1], net.device)
                 plans.append((attack, stages.phases(attack.stages)))
             elif attack.own is not None:
-                plans.append((attack, [_callers(attack.name, attack.own, f, threat, seed)]))
+                plans.append((attack, [_callers(attack.name, attack.own, net, threat, seed)]))
             elif attack.kind != "clean":
                 plans.append((attack, _ours(attack, f, threat, seed, step)))
         suite = _Suite(net, f, data, logits, clean.correct, batch, examples, memory, tell)
@@ -152,17 +152,18 @@ def _ours(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | No
     return [partial(restart, number=number) for number in range(attack.restarts)]
 
 
-def _callers(name: str, attack: Own, f: Frozen, threat: Threat, seed: int) -> Phase:
+def _callers(name: str, attack: Own, net: Network, threat: Threat, seed: int) -> Phase:
     """The one phase of an attack of the caller's: it finds images, the verdict is ours."""
+    f = Frozen(net)
 
     def phase(x: Tensor, y: Tensor, _clean: Tensor) -> tuple[Tensor, Tensor]:
         generator = torch.Generator(x.device).manual_seed(_drawn(f"{seed}/{name}", x))
 
-        def work(net: nn.Module) -> Tensor:
+        def work(net: nn.Module) -> object:
             with torch.enable_grad(), eval_mode(net):
                 return attack(net, x.clone(), y.clone(), threat, generator)
 
-        found: object = f.run(work)
+        found = Frozen(net).run(work)  # of its own: the attack may move what this one holds
         if not isinstance(found, Tensor) or found.shape != x.shape:
             got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(f"expected {name} to return images {tuple(x.shape)}, got {got}")
@@ -250,8 +251,8 @@ class _Suite:
             parts = rows.split(self.batch) if len(rows) else ()
             for k, part in enumerate(parts):
                 # The caller's own may be another by the next time.
-                key = None if attack.own else f"{attack.name}.{number}.{k}"
-                piece = self._piece(key, phase, part)
+                memory = None if attack.own else self.memory
+                piece = self._piece(f"{attack.name}.{number}.{k}", phase, part, memory)
                 outcome.correct[part[piece.wrong]] = False
                 outcome.seconds += piece.seconds
                 outcome.cost += piece.cost
@@ -272,8 +273,8 @@ class _Suite:
     def _shows(self, piece: Piece) -> bool:
         return not self.examples or piece.images.shape[1:] == self.data.x.shape[1:]
 
-    def _piece(self, key: str | None, phase: Phase, rows: Tensor) -> Piece:
-        known = self.memory.recall(key) if self.memory and key else None
+    def _piece(self, key: str, phase: Phase, rows: Tensor, memory: Memory | None) -> Piece:
+        known = None if memory is None else memory.recall(key)
         if known is not None and torch.equal(known.rows, rows) and self._shows(known):
             return known
         started, cost = time.perf_counter(), self.net.cost
@@ -290,6 +291,6 @@ class _Suite:
         wrong = wrong.cpu()  # waits for the device
         seconds = time.perf_counter() - started
         piece = Piece(rows, wrong, images, seconds, self.net.cost - cost)
-        if self.memory and key:
-            self.memory.keep(key, piece)
+        if memory is not None:
+            memory.keep(key, piece)
         return piece

@@ -65,15 +65,15 @@ class Entry:
             )
         if not (inspect.isclass(self.method) and issubclass(self.method, Method)):
             raise TypeError(f"expected a class made from yopo.Method, got {self.method!r}")
-        ending = () if self.ending is None else (self.ending,)
+        known, ending = self.parameters, () if self.ending is None else (self.ending,)
         for name in (*self.numbers, *ending, *self.climbs, *self.settings):
-            if name not in self.parameters:
+            if name not in known:
                 raise ValueError(
                     f"{self.method.__name__} has no setting {name!r}; there are: "
-                    f"{', '.join(self.parameters) or 'none'}"
+                    f"{', '.join(known) or 'none'}"
                 )
         self.label = self.label or self.name.upper()
-        defaults = [str(self.parameters[name].default) for name in self.numbers]
+        defaults = [str(known[name].default) for name in self.numbers]
         self.example = self.example or "-".join([self.name, *defaults])
 
     @cached_property
