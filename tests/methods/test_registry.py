@@ -193,7 +193,11 @@ def takes(**parameters: Any) -> type[Method]:
     class Made(Wide):
         pass
 
-    kinds = {"bare": inspect.Parameter.KEYWORD_ONLY, "other": inspect.Parameter.VAR_KEYWORD}
+    kinds = {
+        "bare": inspect.Parameter.KEYWORD_ONLY,
+        "name": inspect.Parameter.KEYWORD_ONLY,
+        "other": inspect.Parameter.VAR_KEYWORD,
+    }
     Made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             inspect.Parameter(k, kinds.get(k, inspect.Parameter.POSITIONAL_OR_KEYWORD), **v)
@@ -214,6 +218,8 @@ def takes(**parameters: Any) -> type[Method]:
         (lambda: Entry("mine", takes(k={"annotation": int, "default": 1})), "expected k of Made"),
         (lambda: Entry("mine", takes(bare={"annotation": int})), "with a type and a default"),
         (lambda: Entry("mine", takes(bare={"default": 3})), "with a type and a default"),
+        (lambda: Entry("mine", Wide, ending="word"), "expected Literal choices of word"),
+        (lambda: Entry("mine", takes(name={"annotation": str, "default": "x"})), "called name"),
         (lambda: Entry("mine", takes(other={})), "expected other of Made by name"),
     ],
 )

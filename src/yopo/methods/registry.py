@@ -72,6 +72,8 @@ class Entry:
                     f"{self.method.__name__} has no setting {name!r}; there are: "
                     f"{', '.join(known) or 'none'}"
                 )
+        if self.ending is not None and get_origin(known[self.ending].annotation) is not Literal:
+            raise ValueError(f"expected Literal choices of {self.ending}, to end a spec with")
         self.label = self.label or self.name.upper()
         defaults = [str(known[name].default) for name in self.numbers]
         self.example = self.example or "-".join([self.name, *defaults])
@@ -87,13 +89,19 @@ class Entry:
                     f"expected {name} of {self.method.__name__} by name, with a type and a "
                     "default, as in (self, model, threat, *, m: int = 5)"
                 )
+        if "name" in own:
+            raise ValueError(f"expected no setting called name, which is {self.name!r}")
         return {name: p for name, p in own.items() if plain(p.annotation)}
 
     @cached_property
     def pattern(self) -> str:
         """Of its specs."""
         numbers = "".join(rf"-(?P<{name}>\d+)" for name in self.numbers)
-        ending = f"(?:-(?P<{self.ending}>{'|'.join(self.endings)}))?" if self.ending else ""
+        ending = (
+            f"(?:-(?P<{self.ending}>{'|'.join(map(re.escape, self.endings))}))?"
+            if self.ending
+            else ""
+        )
         return f"{self.name}(?:{numbers})?{ending}"
 
     @property
