@@ -277,21 +277,33 @@ def test_an_attack_draws_by_the_seed(batch: Batch) -> None:
     assert not torch.equal(drawn[3], drawn[4])
 
 
+def shifts(m: nn.Module, x: Tensor, _y: Tensor, _t: yopo.Threat, _g: object) -> Tensor:
+    """Statistics of another kind of image, and no perturbation."""
+    m.train()
+    for _ in range(20):
+        m(torch.zeros_like(x))
+    return x
+
+
+def test_the_verdict_is_of_the_model_that_was_given(batch: Batch) -> None:
+    model = bn_convnet().eval()
+    x, y = batch[0], model(batch[0]).argmax(1)
+    assert evaluate(model, (x, y), yopo.Linf(0.1), [shifts], batch=3).accuracy["shifts"] == 1
+
+
 class Breaks(nn.Module):
     """NaN for what is brighter than the clean image."""
 
     def forward(self, x: Tensor) -> Tensor:
         z = x.flatten(1).mean(1, keepdim=True) - 0.5
-        return torch.cat([z, -z], 1) / (z <= 0.05)
+        return torch.cat([-z, z], 1).where(z <= 0.05, float("nan"))
 
 
 def test_a_nan_proves_nothing() -> None:
     x = torch.full((4, 1, 2, 2), 0.54)
-    y = torch.zeros(4, dtype=torch.long)
+    y = torch.ones(4, dtype=torch.long)  # not what argmax makes of NaN
 
-    def lighter(
-        _m: nn.Module, x: Tensor, _y: Tensor, t: yopo.Threat, _g: torch.Generator
-    ) -> Tensor:
+    def lighter(_m: nn.Module, x: Tensor, _y: Tensor, t: yopo.Threat, _g: object) -> Tensor:
         return x + t.eps
 
     assert evaluate(Breaks(), (x, y), yopo.Linf(0.1), [lighter]).accuracy["lighter"] == 1
