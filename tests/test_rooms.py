@@ -101,7 +101,7 @@ def test_each_algorithm_fits_on_less_than_40_lines() -> None:
     """A reader with the paper in the other hand finds it in one glance."""
     for file in (PACKAGE / "methods").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef) and file.stem not in ("base", "__init__"):
+            if isinstance(node, ast.ClassDef) and file.stem not in ("base", "registry", "__init__"):
                 functions = [f for f in node.body if isinstance(f, ast.FunctionDef)]
                 algorithm = [f for f in functions if f.name != "__init__"]
                 lines = sum((f.end_lineno or 0) - f.lineno + 1 for f in algorithm)

@@ -10,7 +10,7 @@ from torch import nn
 
 from yopo import cli
 from yopo.bench.bench import bench
-from yopo.bench.literal import literal
+from yopo.bench.literal import literal_loop
 from yopo.models import SmallCNN, preactresnet18
 
 
@@ -44,7 +44,7 @@ def test_literal_loops_make_the_papers_passes(
         net.get_submodule(name).register_forward_hook(hook)
     optimizer.register_step_post_hook(lambda *_: calls.__setitem__("step", calls["step"] + 1))
     before = [p.detach().clone() for p in net.parameters()]
-    loop = literal(spec, net, optimizer, 0.1, 0.02, "relu1")
+    loop = literal_loop(spec, net, optimizer, 0.1, 0.02, "relu1")
     assert loop is not None
     loop(x, torch.arange(4))
     assert calls == {"first": first, "last": rest, "step": steps}
@@ -53,8 +53,9 @@ def test_literal_loops_make_the_papers_passes(
 
 def test_methods_without_a_literal_form_have_none() -> None:
     net = SmallCNN(width=2, hidden=4)
-    for spec in ("trades", "trades-yopo-3", "nfgsm", "yopo", "pmp"):
-        assert literal(spec, net, torch.optim.SGD(net.parameters(), 0.1), 0.1, 0.02) is None
+    for spec in ("trades", "trades-yopo", "nfgsm", "yopo", "yopo-2-3-last", "pmp"):
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        assert literal_loop(spec, net, optimizer, 0.1, 0.02) is None
 
 
 def test_figures_follow_from_counted_work() -> None:

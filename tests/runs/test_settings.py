@@ -1,6 +1,8 @@
 """Settings from recipes, YAML and flags."""
 
 import argparse
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,15 +14,14 @@ from yopo.models import SmallCNN
 from yopo.runs.build import build_method
 from yopo.runs.recipes import RECIPES, method_tree, recipe
 from yopo.runs.schedule import rate
-from yopo.runs.sections import L2Config, PGDConfig, YOPOConfig, fraction
+from yopo.runs.sections import L2Config, chosen, fraction
 from yopo.runs.settings import Config, fields, nested, overlay, rescaled, validate, with_radius
 
 
 def test_flags_over_a_recipe() -> None:
     tree = overlay(recipe("cifar10-yopo-5-3"), nested({"method.m": "3", "threat.eps": "6/255"}))
     config = validate(tree)
-    assert isinstance(config.method, YOPOConfig)
-    assert (config.method.m, config.method.n) == (3, 3)
+    assert config.method == chosen({"name": "yopo", "m": 3, "n": 3})
     assert config.threat.eps == 6 / 255
     assert config.model.name == "preactresnet18"
 
@@ -37,7 +38,7 @@ def test_fractions() -> None:
 def test_another_method_by_flag_drops_what_belonged_to_the_old_one() -> None:
     flags = nested({"method.name": "pgd", "method.steps": "7", "threat.name": "l2"})
     config = validate(overlay(recipe("mnist-yopo-5-10"), flags))
-    assert config.method == PGDConfig(steps=7)
+    assert config.method == chosen({"name": "pgd", "steps": 7})
     assert config.threat == L2Config()
 
 
@@ -168,6 +169,29 @@ def test_settings_are_listed() -> None:
     names = [name for name, _, _ in fields()]
     for name in ("epochs", "method.m", "threat.eps", "data.root", "schedule.drops"):
         assert name in names
+
+
+def told_of_methods_and_threats() -> Iterator[str]:
+    """Each of their settings as `--settings` shows it, and what wrong values of it are told."""
+    for name, default, text in fields():
+        section, _, setting = name.partition(".")
+        if section not in ("method", "threat"):
+            continue
+        yield " | ".join([name, default, text]).rstrip()
+        kind = text.partition(")")[0].removeprefix("(")
+        for value in ("-1", "0", "1/2", "1e10", "x" * 1001) if setting != "name" else ("yopp",):
+            flags = {name: value} if setting == "name" else {f"{section}.name": kind, name: value}
+            try:
+                said = repr(getattr(validate(nested(flags)), section).model_dump()[setting])
+            except ValueError as error:
+                said = str(error)
+            yield f"    {value[:20]}: {said[:90]}"
+
+
+def test_settings_of_methods_and_threats_stay_as_they_are() -> None:
+    """Names, defaults, words, bounds and refusals, as they were when each was written by hand."""
+    told = Path(__file__).with_name("settings.txt").read_text().splitlines()
+    assert list(told_of_methods_and_threats()) == told
 
 
 def test_schedules() -> None:

@@ -1,11 +1,18 @@
-"""The names of attacks: `pgd-20`, `pgd-50-10`, `cw-linf`, `autoattack`, …"""
+"""The names of attacks: `pgd-20`, `pgd-50-10`, `cw-linf`, `autoattack`, …, and your own."""
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import Tensor, nn
+
+from yopo.core.threat import Threat
+
+# model, images x (B, ...), labels y (B,), threat, generator -> adversarial images (B, ...)
+Own = Callable[[nn.Module, Tensor, Tensor, Threat, torch.Generator], Tensor]
 STANDARD = ("apgd-ce", "apgd-t", "fab-t", "square")  # AutoAttack's stages, in its order
 EXAMPLES = ("clean", "pgd-20", "pgd-50-10", "cw", "cw-linf", *STANDARD, "autoattack")
 MARGIN_STEPS = 50  # of cw-linf, unless its name says otherwise
@@ -16,11 +23,12 @@ class Attack:
     """What a name stands for; two names of one attack are equal but for `name`."""
 
     name: str
-    kind: Literal["clean", "pgd", "cw", "autoattack"]
+    kind: Literal["clean", "pgd", "cw", "autoattack", "own"]
     steps: int = 0
     restarts: int = 1
     loss: Literal["cross-entropy", "margin"] = "cross-entropy"
     stages: tuple[str, ...] = ()  # of the AutoAttack package
+    own: Own | None = None  # a function of the user's
 
 
 def parse(name: str) -> Attack:
@@ -42,22 +50,35 @@ def parse(name: str) -> Attack:
     raise ValueError(f"no attack {name!r}; {hint}attacks are written like {', '.join(EXAMPLES)}")
 
 
-def parse_all(names: str | Sequence[str]) -> list[Attack]:
-    """A list of names, or one string with commas; each attack once, at least one."""
-    words = names.split(",") if isinstance(names, str) else list(names)
-    words = [word.strip() for word in words]
+def parse_all(attacks: str | Sequence[str | Own]) -> list[Attack]:
+    """A list of names and own attacks, or one string with commas; each once, at least one."""
+    words = attacks.split(",") if isinstance(attacks, str) else list(attacks)
+    words = [word.strip() if isinstance(word, str) else word for word in words]
     if not any(words):
         raise ValueError(f"expected at least one attack, got none; there are {', '.join(EXAMPLES)}")
-    attacks = [parse(word) for word in words]
+    found = [parse(word) if isinstance(word, str) else _own(word) for word in words]
     seen: dict[tuple[object, ...], str] = {}
-    for a in attacks:
-        what = (a.kind, a.steps, a.restarts, a.loss, a.stages)
+    for a in found:
+        what = (a.kind, a.steps, a.restarts, a.loss, a.stages, a.own and a.name)
         if what in seen:
             raise ValueError(
                 f"expected each attack once, got {seen[what]} and {a.name}; leave one out"
             )
         seen[what] = a.name
-    return attacks
+    return found
+
+
+def _own(function: Own) -> Attack:
+    """An attack of the user's, under the name of its function."""
+    if not callable(function):
+        raise TypeError(
+            "expected attacks by name, as pgd-20, or functions of (model, x, y, threat, "
+            f"generator), got {function!r}"
+        )
+    name = getattr(function, "__name__", type(function).__name__)
+    if name in EXAMPLES:
+        raise ValueError(f"{name} is an attack of ours; give yours another __name__")
+    return Attack(name, "own", own=function)
 
 
 def _counts(name: str, found: re.Match[str]) -> tuple[int, int]:

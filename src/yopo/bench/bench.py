@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import yopo
-from yopo.bench.literal import literal
+from yopo.bench.literal import literal_loop
 from yopo.engine.ema import EMA
 from yopo.engine.engine import Engine
+from yopo.methods.registry import ENTRIES
 from yopo.runs.build import NETWORKS, build_method
 from yopo.runs.recipes import method_tree
 from yopo.runs.settings import Config, Tree, overlay, validate
@@ -108,9 +109,9 @@ def _measure(
 
     net, optimizer = fresh()
     flops, spent = _count(config, net, optimizer, x[:8], y[:8])
-    plain = None
+    literal = None
     if with_literal:
-        loop = literal(
+        loop = literal_loop(
             spec,
             net,
             optimizer,
@@ -119,7 +120,7 @@ def _measure(
             getattr(config.method, "first_layer", None),
         )
         if loop is not None:
-            plain = statistics.median(_times(lambda: loop(x, y), device, seconds))
+            literal = statistics.median(_times(lambda: loop(x, y), device, seconds))
     del net, optimizer
     net, optimizer = fresh()
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -154,14 +155,14 @@ def _measure(
         warmup_seconds=engine.warmup_seconds,
         how="one CUDA graph" if engine.captured else "compiled" if engine.compiled else "plain",
         natural=None,
-        literal=plain,
+        literal=literal,
     )
 
 
 def _config(model: str, spec: str) -> tuple[Config, tuple[int, int]]:
     channels, side, settings = SETTINGS[model]
     tree = overlay(settings, {"method": method_tree(spec)})
-    if model == "smallcnn" and tree["method"]["name"] in ("yopo", "trades-yopo"):
+    if model == "smallcnn" and "first_layer" in ENTRIES[tree["method"]["name"]].parameters:
         tree = overlay(tree, {"method": {"first_layer": "relu1"}})  # as in the paper
     return validate(tree), (channels, side)
 

@@ -6,7 +6,8 @@ step of its attack. Without the clean loss that the released PGD adds. For timin
 """
 
 from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +15,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from yopo.core.losses import consistency
+from yopo.methods import registry
 from yopo.models.resnet import PreActResNet
 
 Loop = Callable[[Tensor, Tensor], None]
+Part = Callable[[Tensor], Tensor]
 
 
-def literal(
+def literal_loop(
     spec: str,
     model: nn.Module,
     optimizer: Optimizer,
@@ -28,126 +31,148 @@ def literal(
     first_layer: str | None = None,
 ) -> Loop | None:
     """One training step of the method that `spec` names, or None if it has no literal form here."""
-    words = spec.split("-")
-    counts = [int(word) for word in words if word.isdigit()]
-    name = "-".join(word for word in words if not word.isdigit())
+    entry, given = registry.read(spec)
+    counts = {name: given.pop(name) for name in entry.numbers if name in given}
+    loop = _LOOPS.get("-".join([entry.name, *given.values()]))
+    if loop is None or len(counts) < len(entry.numbers):
+        return None
+    return partial(loop, _Setup(model, optimizer, eps, step, first_layer), **counts)
 
-    def start(x: Tensor) -> Tensor:
-        return torch.empty(x.shape).uniform_(-eps, eps).to(x.device)
 
-    def move(x: Tensor, eta: Tensor, grad: Tensor, size: float) -> Tensor:
-        eta = (eta + size * grad.sign()).clamp(-eps, eps)
+@dataclass
+class _Setup:
+    """What the loops share."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    eps: float
+    step: float
+    first_layer: str | None
+
+    @cached_property
+    def parts(self) -> tuple[Part, Part]:
+        """f0 and g, cut by hand."""
+        if isinstance(self.model, PreActResNet):
+            return self.model.conv1, self.model.rest
+        assert isinstance(self.model, nn.Sequential)
+        names, modules = zip(*self.model.named_children(), strict=True)
+        end = 1 + names.index(self.first_layer or names[0])
+        return nn.Sequential(*modules[:end]), nn.Sequential(*modules[end:])
+
+    def start(self, x: Tensor) -> Tensor:
+        return torch.empty(x.shape).uniform_(-self.eps, self.eps).to(x.device)
+
+    def near(self, x: Tensor) -> Tensor:
+        """TRADES' start."""
+        return 0.001 * torch.randn(x.shape).to(x.device)
+
+    def move(self, x: Tensor, eta: Tensor, grad: Tensor, step: float) -> Tensor:
+        eta = (eta + step * grad.sign()).clamp(-self.eps, self.eps)
         return (x + eta).clamp(0, 1) - x
 
-    def natural(x: Tensor, y: Tensor) -> None:
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def pgd(x: Tensor, y: Tensor) -> None:
-        model.eval()
-        eta = start(x)
-        for _ in range(counts[0]):
-            eta.requires_grad_()
-            loss = F.cross_entropy(model(x + eta), y)
-            (grad,) = torch.autograd.grad(loss, eta)
-            eta = move(x, eta.detach(), grad, step)
-        model.train()
-        optimizer.zero_grad()
-        natural(x + eta, y)
-
-    def free(x: Tensor, y: Tensor) -> None:
-        eta = torch.zeros_like(x)
-        for _ in range(counts[0]):
-            eta.requires_grad_()
-            F.cross_entropy(model(x + eta), y).backward()
-            assert eta.grad is not None
-            eta = move(x, eta.detach(), eta.grad, eps)
-            optimizer.step()
-            optimizer.zero_grad()
-
-    @cache
-    def parts() -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-        return _parts(model, first_layer)
-
-    def inner(x: Tensor, eta: Tensor, p: Tensor) -> Tensor:
-        f0, _ = parts()
-        for _ in range(counts[1]):
+    def inner(self, x: Tensor, eta: Tensor, p: Tensor, n: int) -> Tensor:
+        f0, _ = self.parts
+        for _ in range(n):
             eta.requires_grad_()
             (grad,) = torch.autograd.grad((p * f0(x + eta)).sum(), eta)
-            eta = move(x, eta.detach(), grad, step)
+            eta = self.move(x, eta.detach(), grad, self.step)
         return eta
 
-    def costate(x: Tensor, y: Tensor, eta: Tensor) -> Tensor:
+    def costate(self, x: Tensor, y: Tensor, eta: Tensor) -> Tensor:
         """p; the pass adds weight gradients on its way."""
-        f0, g = parts()
+        f0, g = self.parts
         h = f0(x + eta)
         h.retain_grad()
         F.cross_entropy(g(h), y).backward()
         assert h.grad is not None
         return h.grad
 
-    def yopo_before(x: Tensor, y: Tensor) -> None:
-        eta = start(x)
-        for _ in range(counts[0]):
-            eta = inner(x, eta, costate(x, y, eta))
-        optimizer.step()
-        optimizer.zero_grad()
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
-    def yopo(x: Tensor, y: Tensor) -> None:
-        f0, g = parts()
-        eta = start(x)
+
+def _natural(s: _Setup, x: Tensor, y: Tensor) -> None:
+    F.cross_entropy(s.model(x), y).backward()
+    s.update()
+
+
+def _pgd(s: _Setup, x: Tensor, y: Tensor, steps: int) -> None:
+    s.model.eval()
+    eta = s.start(x)
+    for _ in range(steps):
+        eta.requires_grad_()
+        loss = F.cross_entropy(s.model(x + eta), y)
+        (grad,) = torch.autograd.grad(loss, eta)
+        eta = s.move(x, eta.detach(), grad, s.step)
+    s.model.train()
+    s.optimizer.zero_grad()
+    _natural(s, x + eta, y)
+
+
+def _free(s: _Setup, x: Tensor, y: Tensor, m: int) -> None:
+    eta = torch.zeros_like(x)
+    for _ in range(m):
+        eta.requires_grad_()
+        F.cross_entropy(s.model(x + eta), y).backward()
+        assert eta.grad is not None
+        eta = s.move(x, eta.detach(), eta.grad, s.eps)
+        s.update()
+
+
+def _yopo(s: _Setup, x: Tensor, y: Tensor, m: int, n: int) -> None:
+    f0, g = s.parts
+    eta = s.start(x)
+    h = f0(x + eta)
+    (p,) = torch.autograd.grad(F.cross_entropy(g(h), y), h)
+    for _ in range(m):
+        eta = s.inner(x, eta, p, n)
+        p = s.costate(x, y, eta)
+    s.update()
+
+
+def _yopo_before(s: _Setup, x: Tensor, y: Tensor, m: int, n: int) -> None:
+    eta = s.start(x)
+    for _ in range(m):
+        eta = s.inner(x, eta, s.costate(x, y, eta), n)
+    s.update()
+
+
+def _trades(s: _Setup, x: Tensor, y: Tensor, steps: int) -> None:
+    s.model.eval()
+    eta = s.near(x)
+    for _ in range(steps):
+        eta.requires_grad_()
+        (grad,) = torch.autograd.grad(consistency(s.model(x + eta), s.model(x)), eta)
+        eta = s.move(x, eta.detach(), grad, s.step)
+    _trades_gradient(s, x, y, eta)
+
+
+def _trades_yopo(s: _Setup, x: Tensor, y: Tensor, m: int, n: int) -> None:
+    s.model.eval()
+    f0, g = s.parts
+    eta, clean = s.near(x), s.model(x).detach()
+    for _ in range(m):
         h = f0(x + eta)
-        (p,) = torch.autograd.grad(F.cross_entropy(g(h), y), h)
-        for _ in range(counts[0]):
-            eta = inner(x, eta, p)
-            p = costate(x, y, eta)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def near(x: Tensor) -> Tensor:
-        return 0.001 * torch.randn(x.shape).to(x.device)
-
-    def trades_gradient(x: Tensor, y: Tensor, eta: Tensor) -> None:
-        model.train()
-        clean = model(x)
-        (F.cross_entropy(clean, y) + consistency(model(x + eta), clean)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def trades(x: Tensor, y: Tensor) -> None:
-        model.eval()
-        eta = near(x)
-        for _ in range(counts[0]):
-            eta.requires_grad_()
-            (grad,) = torch.autograd.grad(consistency(model(x + eta), model(x)), eta)
-            eta = move(x, eta.detach(), grad, step)
-        trades_gradient(x, y, eta)
-
-    def trades_yopo(x: Tensor, y: Tensor) -> None:
-        model.eval()
-        f0, g = parts()
-        eta, clean = near(x), model(x).detach()
-        for _ in range(counts[0]):
-            h = f0(x + eta)
-            (p,) = torch.autograd.grad(consistency(g(h), clean), h)
-            eta = inner(x, eta, p)
-        trades_gradient(x, y, eta)
-
-    loops = {"natural": (natural, 0), "pgd": (pgd, 1), "free": (free, 1), "yopo": (yopo, 2)}
-    loops |= {"yopo-before": (yopo_before, 2), "trades": (trades, 1)}
-    loops |= {"trades-yopo": (trades_yopo, 2)}
-    loop, wanted = loops.get(name, (None, 0))
-    return loop if len(counts) == wanted else None
+        (p,) = torch.autograd.grad(consistency(g(h), clean), h)
+        eta = s.inner(x, eta, p, n)
+    _trades_gradient(s, x, y, eta)
 
 
-def _parts(
-    model: nn.Module, first_layer: str | None
-) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-    """f0 and g, cut by hand."""
-    if isinstance(model, PreActResNet):
-        return model.conv1, model.rest
-    assert isinstance(model, nn.Sequential)
-    names, modules = zip(*model.named_children(), strict=True)
-    end = 1 + names.index(first_layer or names[0])
-    return nn.Sequential(*modules[:end]), nn.Sequential(*modules[end:])
+def _trades_gradient(s: _Setup, x: Tensor, y: Tensor, eta: Tensor) -> None:
+    s.model.train()
+    clean = s.model(x)
+    (F.cross_entropy(clean, y) + consistency(s.model(x + eta), clean)).backward()
+    s.update()
+
+
+# By the method's name, and what else its spec says but numbers.
+_LOOPS: dict[str, Callable[..., None]] = {
+    "natural": _natural,
+    "pgd": _pgd,
+    "free": _free,
+    "yopo": _yopo,
+    "yopo-before": _yopo_before,
+    "trades": _trades,
+    "trades-yopo": _trades_yopo,
+}

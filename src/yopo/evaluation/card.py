@@ -83,6 +83,8 @@ def settings(attack: Attack, threat: Threat, step: float | None) -> str:
         return f"{attack.steps} Adam steps, rate 0.01, c = 500"
     if attack.kind == "autoattack":
         return "standard version" if len(attack.stages) > 1 else "as in the standard version"
+    if attack.own is not None:
+        return f"the caller's own, of {getattr(attack.own, '__module__', 'unknown')}"
     return ""
 
 

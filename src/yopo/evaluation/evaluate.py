@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.attacks import autoattack
-from yopo.attacks.names import Attack, parse_all
+from yopo.attacks.names import Attack, Own, parse_all
 from yopo.attacks.steps import step_size
 from yopo.core.checks import (
     check_at_least,
@@ -38,7 +38,7 @@ def evaluate(
     model: nn.Module,
     data: Batches | tuple[Tensor, Tensor],
     threat: Threat,
-    attacks: str | Sequence[str] = ("clean", "pgd-20"),
+    attacks: str | Sequence[str | Own] = ("clean", "pgd-20"),
     *,
     samples: int | None = None,
     batch: int = 250,
@@ -56,14 +56,17 @@ def evaluate(
 
     data: batches of images in [0, 1] (or uint8) and labels, as a DataLoader gives, or the pair
     (x, y); all of it is held in memory, the first `samples` images if given.
+    attacks: names, and functions `attack(model, x, y, threat, generator)` of your own that return
+    images (docs/extending.md); what leaves ball or box is refused.
     step: of PGD and cw-linf; 2.5·eps/steps (in L2 at least eps/4) unless given.
     precision: "tf32" lets attacks multiply in TF32, as PyTorch does by default on GPUs; where
     float32 does not agree that an image is broken, it is attacked anew in float32. "bf16"
     evaluates the network under autocast, which is another network.
     compile: pays for long attacks on a GPU. examples: keep the adversarial images.
     checks: look for signs that the numbers mislead (docs/warnings.md), for some 90 passes.
-    state: a folder for finished batches, from which a second call goes on; `result.forget()`
-    removes them. progress: called with an attack's name, the part done and its accuracy so far.
+    state: a folder for finished batches, from which a second call goes on, but not for attacks of
+    your own; `result.forget()` removes them. progress: called with an attack's name, the part done
+    and its accuracy so far.
     about: words for the card: "model", "data", "weights".
     """
     check_module(model)

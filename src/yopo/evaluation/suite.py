@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from yopo.attacks.autoattack import Stages
 from yopo.attacks.cw import descend
-from yopo.attacks.names import Attack
+from yopo.attacks.names import Attack, Own
 from yopo.attacks.pgd import LOSSES, climb
 from yopo.attacks.steps import step_size
 from yopo.attacks.strongest import Strongest
-from yopo.core.checks import check_attack, check_targets
+from yopo.core.checks import ROUNDING, check_attack, check_targets
 from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.losses import margin
 from yopo.core.threat import L2, Threat
@@ -119,8 +119,10 @@ def run(
             if attack.kind == "autoattack":
                 stages = Stages(f, threat, seed, logits.shape[1], net.device)
                 plans.append((attack, stages.phases(attack.stages)))
+            elif attack.own is not None:
+                plans.append((attack, [_callers(attack.name, attack.own, net, threat, seed)]))
             elif attack.kind != "clean":
-                plans.append((attack, _own(attack, f, threat, seed, step)))
+                plans.append((attack, _ours(attack, f, threat, seed, step)))
         suite = _Suite(net, f, data, logits, clean.correct, batch, examples, memory, tell)
         return {"clean": clean} | {a.name: suite.attack(a, phases) for a, phases in plans}
 
@@ -129,7 +131,7 @@ def run(
 Phase = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def _own(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | None) -> list[Phase]:
+def _ours(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | None) -> list[Phase]:
     """The phases of our own attacks: one for each restart."""
     check_norm(attack, threat)
     step = step_size(threat, attack.steps) if step is None else step
@@ -150,6 +152,35 @@ def _own(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | Non
     return [partial(restart, number=number) for number in range(attack.restarts)]
 
 
+def _callers(name: str, attack: Own, net: Network, threat: Threat, seed: int) -> Phase:
+    """The one phase of an attack of the caller's: it finds images, the verdict is ours."""
+    f = Frozen(net)
+
+    def phase(x: Tensor, y: Tensor, _clean: Tensor) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(x.device).manual_seed(_drawn(f"{seed}/{name}", x))
+
+        def work(net: nn.Module) -> object:
+            with torch.enable_grad(), eval_mode(net):
+                return attack(net, x.clone(), y.clone(), threat, generator)
+
+        found = Frozen(net).run(work)  # of its own: the attack may move what this one holds
+        if not isinstance(found, Tensor) or found.shape != x.shape:
+            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"expected {name} to return images {tuple(x.shape)}, got {got}")
+        eta = found.detach().to(x) - x
+        inside = threat.project(eta, x)
+        if not (moved := float((inside - eta).abs().max())) <= ROUNDING:  # NaN too
+            raise ValueError(
+                f"{name} left the threat's ball, or the box [0, 1], by {moved:.3g}; let it return "
+                "x + threat.project(x_adv - x, x)"
+            )
+        with torch.no_grad():
+            logits = f(x + inside)
+        return x + inside, (logits.argmax(1) != y) & ~logits.isnan().any(1)
+
+    return phase
+
+
 def check_norm(attack: Attack, threat: Threat) -> None:
     """Refuse an attack that knows another ball only."""
     if attack.name.startswith("cw-linf") and isinstance(threat, L2):
@@ -161,13 +192,17 @@ def starts(threat: Threat, x: Tensor, purpose: str) -> Tensor:
 
     So it is the same wherever the image stands: in any batch, order, subset and on any device.
     """
-    generator, host = torch.Generator(), x.cpu().contiguous()
-    etas = []
-    for image in host.split(1):
-        digest = hashlib.sha256(purpose.encode() + image.numpy().tobytes()).digest()
-        generator.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    generator, etas = torch.Generator(), []
+    for image in x.cpu().contiguous().split(1):
+        generator.manual_seed(_drawn(purpose, image))
         etas.append(threat.start(image, generator))
     return torch.cat(etas).to(x.device)
+
+
+def _drawn(purpose: str, x: Tensor) -> int:
+    """A seed from `purpose` and the images."""
+    digest = hashlib.sha256(purpose.encode() + x.cpu().contiguous().numpy().tobytes()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _clean(
@@ -215,7 +250,9 @@ class _Suite:
             rows = outcome.correct.nonzero()[:, 0]  # packed anew
             parts = rows.split(self.batch) if len(rows) else ()
             for k, part in enumerate(parts):
-                piece = self._piece(f"{attack.name}.{number}.{k}", phase, part)
+                # The caller's own may be another by the next time.
+                memory = None if attack.own else self.memory
+                piece = self._piece(f"{attack.name}.{number}.{k}", phase, part, memory)
                 outcome.correct[part[piece.wrong]] = False
                 outcome.seconds += piece.seconds
                 outcome.cost += piece.cost
@@ -236,8 +273,8 @@ class _Suite:
     def _shows(self, piece: Piece) -> bool:
         return not self.examples or piece.images.shape[1:] == self.data.x.shape[1:]
 
-    def _piece(self, key: str, phase: Phase, rows: Tensor) -> Piece:
-        known = None if self.memory is None else self.memory.recall(key)
+    def _piece(self, key: str, phase: Phase, rows: Tensor, memory: Memory | None) -> Piece:
+        known = None if memory is None else memory.recall(key)
         if known is not None and torch.equal(known.rows, rows) and self._shows(known):
             return known
         started, cost = time.perf_counter(), self.net.cost
@@ -254,6 +291,6 @@ class _Suite:
         wrong = wrong.cpu()  # waits for the device
         seconds = time.perf_counter() - started
         piece = Piece(rows, wrong, images, seconds, self.net.cost - cost)
-        if self.memory is not None:
-            self.memory.keep(key, piece)
+        if memory is not None:
+            memory.keep(key, piece)
         return piece

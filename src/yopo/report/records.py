@@ -10,6 +10,7 @@ from typing import Any
 from yopo.core.files import file_digest
 from yopo.core.threat import L2, Linf
 from yopo.evaluation.card import norm
+from yopo.methods import registry
 from yopo.paper.reproduction import TIMED
 from yopo.report.reading import (
     EVALUATIONS,
@@ -24,7 +25,6 @@ from yopo.runs.settings import validate
 
 # Settings that say nothing about what is trained, and how fast.
 FREE = ("seed", "evaluate", "checkpoint", "diagnose", "notes")
-LABELS = {"natural": "Natural", "fast": "FGSM-RS", "nfgsm": "N-FGSM", "free": "Free"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +42,7 @@ class Run:
     @property
     def method(self) -> str:
         """As the paper writes it: YOPO-5-3."""
-        m = self.config["method"]
-        label = LABELS.get(m["name"], m["name"].upper())
-        names = ("m",) if m["name"] == "pmp" else ("steps", "m", "n")
-        numbers = [str(m[k]) for k in names if m.get(k) is not None]
-        which = m.get("grad_at", "after")
-        return "-".join([label, *numbers]) + (f" {which}" if which != "after" else "")
+        return registry.said(self.config["method"])
 
     @property
     def label(self) -> str:

@@ -15,31 +15,14 @@ from torch.optim import Optimizer
 
 import yopo
 from yopo.core.frozen import forked_rng
-from yopo.runs.sections import (
-    L2Config,
-    LinfConfig,
-    ModelConfig,
-    PGDConfig,
-    TRADESConfig,
-    TRADESYOPOConfig,
-    YOPOConfig,
-)
+from yopo.methods.registry import ENTRIES
+from yopo.runs.sections import L2Config, LinfConfig, ModelConfig
 from yopo.runs.settings import Config
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "smallcnn": yopo.models.SmallCNN,
     "preactresnet18": yopo.models.preactresnet18,
     "wideresnet": yopo.models.wideresnet,
-}
-METHODS: dict[str, Callable[..., yopo.Method]] = {
-    "pgd": yopo.PGD,
-    "free": yopo.Free,
-    "fast": yopo.Fast,
-    "nfgsm": yopo.NFGSM,
-    "trades": yopo.TRADES,
-    "yopo": yopo.YOPO,
-    "trades-yopo": yopo.TRADESYOPO,
-    "pmp": yopo.PMP,
 }
 
 
@@ -53,23 +36,14 @@ def build_method(config: Config, model: nn.Module, optimizer: Optimizer) -> yopo
     """The training method of a configuration."""
     threat = build_threat(config.threat, config.train_eps)
     loss = partial(F.cross_entropy, label_smoothing=config.label_smoothing)
-    name, options = config.method.name, config.method.model_dump(exclude={"name"})
-    if name == "natural":
-        return yopo.Natural(model, loss=loss)
-    if name == "free":
-        options["optimizer"] = optimizer
-    return METHODS[name](model, threat, loss=loss, **options)
+    entry, settings = ENTRIES[config.method.name], config.method.model_dump(exclude={"name"})
+    return entry.build(model, settings, threat=threat, optimizer=optimizer, loss=loss)
 
 
 def out_of_reach(config: Config) -> str | None:
     """What to say of an adversary whose steps add up to less than eps."""
-    method, threat = config.method, build_threat(config.threat)
-    if isinstance(method, PGDConfig | TRADESConfig):
-        steps = method.steps
-    elif isinstance(method, YOPOConfig | TRADESYOPOConfig):
-        steps = method.m * method.n
-    else:
-        return None
+    threat = build_threat(config.threat)
+    steps = ENTRIES[config.method.name].steps(config.method.model_dump())
     if steps == 0 or steps * threat.step > 0.99 * threat.eps:
         return None
     return (

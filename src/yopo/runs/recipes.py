@@ -6,8 +6,8 @@ averages them, so the same step is rate a with decay λ/m. Departures from the p
 """
 
 import difflib
-import re
 
+from yopo.methods import registry
 from yopo.runs.settings import Tree, overlay
 
 _DECAY = 5e-4
@@ -19,28 +19,8 @@ def method_tree(spec: str) -> Tree:
 
     "yopo-5-3-before" takes the weight gradients as the released code does, "yopo-5-3-last" one.
     """
-    start, _, which = spec.rpartition("-")
-    if start.startswith("yopo") and which in ("before", "last"):
-        return method_tree(start) | {"grad_at": which}
-    names = {
-        "natural": (),
-        "fast": (),
-        "nfgsm": (),
-        "pgd": ("steps",),
-        "trades": ("steps",),
-        "free": ("m",),
-        "yopo": ("m", "n"),
-        "trades-yopo": ("m", "n"),
-        "pmp": ("m",),
-    }
-    found = re.fullmatch(r"([a-z-]*[a-z])((?:-\d+)*)", spec)
-    name, numbers = (found[1], found[2].split("-")[1:]) if found else (spec, [])
-    if name not in names or len(numbers) not in (0, len(names[name])):
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}? " if near and near[0] != name else ""
-        examples = "natural, pgd-10, free-8, fast, nfgsm, trades-10, yopo-5-3, trades-yopo-3-4, pmp"
-        raise ValueError(f"no method {spec!r}; {hint}methods are written like {examples}")
-    return {"name": name} | dict(zip(names[name], map(int, numbers), strict=False))
+    entry, given = registry.read(spec)
+    return {"name": entry.name} | given
 
 
 def _mnist(method: str) -> Tree:

@@ -1,14 +1,25 @@
 """The sections of a configuration, as typed values, and what words may stand for them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    TypeAdapter,
+    create_model,
+)
 
 from yopo.core.files import parse_yaml
+from yopo.methods import registry
 
 MOST = 10**9  # of whole numbers and sizes; what is far beyond cannot be computed with
 NUMBER = re.compile(r"[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?", re.IGNORECASE)
@@ -99,101 +110,59 @@ class L2Config(Section):
     step: Positive | None = Field(None, description="of one ascent step; eps/4 by default")
 
 
-class NaturalConfig(Section):
-    """No adversary."""
+class MethodConfig(Section):
+    """A training method; each has settings of its own, those of its signature."""
 
-    name: Literal["natural"] = "natural"
-
-
-class PGDConfig(Section):
-    """PGD-r."""
-
-    name: Literal["pgd"] = "pgd"
-    steps: Count = 10
-    attack_mode: Literal["eval", "train"] = "eval"
+    name: str
 
 
-class FreeConfig(Section):
-    """Free-m."""
-
-    name: Literal["free"] = "free"
-    m: Count = 8
-    step: Positive | None = Field(None, description="of the adversary; eps by default")
-
-
-class FastConfig(Section):
-    """FGSM-RS."""
-
-    name: Literal["fast"] = "fast"
-    step: Positive | None = Field(None, description="1.25·eps by default")
-    attack_mode: Literal["eval", "train"] = "train"
+@cache
+def _section(entry: registry.Entry) -> type[MethodConfig]:
+    """The section of one method, from the signature of its class."""
+    fields: dict[str, Any] = {"name": (Literal[entry.name], entry.name)}
+    for name, parameter in entry.parameters.items():
+        kind, optional = registry.kind(parameter.annotation)
+        setting = entry.settings.get(name, registry.Setting())
+        taken = _taken(kind, setting)
+        default = Field(parameter.default, description=setting.about or None)
+        fields[name] = (taken | None if optional else taken, default)
+    return create_model(f"{entry.method.__name__}Config", __base__=MethodConfig, **fields)
 
 
-class NFGSMConfig(Section):
-    """N-FGSM."""
-
-    name: Literal["nfgsm"] = "nfgsm"
-    noise: Positive = Field(2.0, description="radius of the noise, in eps")
-    step: Positive | None = Field(None, description="eps by default")
-    attack_mode: Literal["eval", "train"] = "train"
-
-
-class TRADESConfig(Section):
-    """TRADES-r."""
-
-    name: Literal["trades"] = "trades"
-    steps: Count = 10
-    beta: NotNegative = Field(6.0, description="weight of the consistency, the paper's 1/λ")
-    attack_mode: Literal["eval", "train"] = "eval"
+def _taken(kind: Any, setting: registry.Setting) -> Any:  # noqa: ANN401
+    """What a file or a flag may say for a parameter of that kind."""
+    least = -MOST if setting.least is None else setting.least
+    bounds: dict[str, Any] = {"ge": least} if setting.above is None else {"gt": setting.above}
+    kinds = {
+        int: Annotated[int, Field(**bounds, le=MOST)],
+        float: Annotated[float, BeforeValidator(number), Field(**bounds, le=MOST)],
+        str: Words,
+        Sequence[str]: Names,
+        list[str]: Names,
+    }
+    return kinds.get(kind, kind)
 
 
-class YOPOConfig(Section):
-    """YOPO-m-n."""
-
-    name: Literal["yopo"] = "yopo"
-    m: Count = 5
-    n: FromNought = 3
-    first_layer: Words | None = Field(None, description="module where f0 ends; found by default")
-    grad_at: Literal["after", "before", "last"] = "after"
+def methods() -> dict[str, type[MethodConfig]]:
+    """The section of every method in the registry, by its name."""
+    return {name: _section(entry) for name, entry in registry.ENTRIES.items()}
 
 
-class TRADESYOPOConfig(Section):
-    """TRADES-YOPO-m-n."""
-
-    name: Literal["trades-yopo"] = "trades-yopo"
-    m: Count = 3
-    n: FromNought = 4
-    beta: NotNegative = Field(6.0, description="weight of the consistency, the paper's 1/λ")
-    first_layer: Words | None = Field(None, description="module where f0 ends; found by default")
-    attack_mode: Literal["eval", "train"] = "eval"
+@cache
+def _one_of(kinds: tuple[type[MethodConfig], ...]) -> TypeAdapter[MethodConfig]:
+    """Reads a section of one of these kinds, which `name` tells."""
+    choice: Any = Annotated[reduce(or_, kinds), Field(discriminator="name")]
+    return TypeAdapter(choice)
 
 
-class PMPConfig(Section):
-    """Algorithm 1 in general form."""
-
-    name: Literal["pmp"] = "pmp"
-    m: Count = 5
-    adversary: Literal["exact", "gradient", "lbfgs"] = "exact"
-    n: Count = Field(10, description="steps of the adversary, where it is not exact")
-    weights: Literal["gradient", "argmax"] = "gradient"
-    rho: Positive = Field(0.3, description="how near argmax stays to the present states")
-    steps: Count = Field(5, description="of L-BFGS a layer, for argmax")
-    layers: Names | None = Field(None, description="modules where f0, f1, … end; found by default")
-    weights_at: Literal["after", "before", "algorithm1"] = "after"
+def chosen(value: object) -> MethodConfig:
+    """The section that its name chooses, of the methods that are known by now."""
+    if isinstance(value, MethodConfig):
+        return value
+    return _one_of(tuple(methods().values())).validate_python(value)
 
 
-MethodConfig = Annotated[
-    NaturalConfig
-    | PGDConfig
-    | FreeConfig
-    | FastConfig
-    | NFGSMConfig
-    | TRADESConfig
-    | YOPOConfig
-    | TRADESYOPOConfig
-    | PMPConfig,
-    Field(discriminator="name"),
-]
+AnyMethod = Annotated[SerializeAsAny[MethodConfig], BeforeValidator(chosen)]
 ThreatConfig = Annotated[LinfConfig | L2Config, Field(discriminator="name")]
 
 

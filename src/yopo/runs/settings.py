@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel, Field, ValidationError
 
 from yopo.runs.sections import (
+    AnyMethod,
     CheckpointConfig,
     Count,
     DataConfig,
@@ -15,7 +16,6 @@ from yopo.runs.sections import (
     EvaluateConfig,
     GuardConfig,
     LinfConfig,
-    MethodConfig,
     ModelConfig,
     NotNegative,
     OptimizerConfig,
@@ -24,7 +24,8 @@ from yopo.runs.sections import (
     ScheduleConfig,
     Section,
     ThreatConfig,
-    YOPOConfig,
+    chosen,
+    methods,
     number,
 )
 
@@ -35,7 +36,7 @@ Tree = dict[str, Any]  # nested: {"method": {"name": "yopo", "m": 5}, "epochs": 
 class Config(Section):
     """A whole run."""
 
-    method: MethodConfig = YOPOConfig()
+    method: AnyMethod = chosen({"name": "yopo"})
     threat: ThreatConfig = LinfConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -174,10 +175,7 @@ def fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[
     """Every setting as (dotted name, default, description); methods' own under method.NAME."""
     for name, info in model.model_fields.items():
         dotted = prefix + name
-        choices = [c for c in get_args(info.annotation) if _is_section(c)]
-        if _is_section(info.annotation):
-            yield from fields(info.annotation, dotted + ".")  # type: ignore[arg-type]
-        elif choices:
+        if choices := _kinds(dotted):
             names = ", ".join(str(c.model_fields["name"].default) for c in choices)
             default = info.get_default(call_default_factory=True)
             yield f"{dotted}.name", default.name, names
@@ -186,6 +184,8 @@ def fields(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[
                 for inner, default, text in fields(choice, dotted + "."):
                     if not inner.endswith(".name"):
                         yield inner, default, f"({kind}) {text}".rstrip()
+        elif _is_section(info.annotation):
+            yield from fields(info.annotation, dotted + ".")  # type: ignore[arg-type]
         else:
             default = info.get_default(call_default_factory=True)
             options = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
@@ -230,6 +230,8 @@ def _short(words: str) -> str:
 
 def _kinds(section: str) -> list[type[BaseModel]]:
     """The sections to choose from, where there are several: methods, threats."""
+    if section == "method":
+        return [*methods().values()]
     info = Config.model_fields.get(section)
     return [c for c in get_args(info.annotation) if _is_section(c)] if info else []
 

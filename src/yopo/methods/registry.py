@@ -1,0 +1,255 @@
+"""Every method, declared once: settings, specs, builder, bench and reports read it here.
+
+Names, types, choices and defaults of a method's settings stand in its signature; here is what a
+signature cannot say. `register` takes methods of your own, too: docs/extending.md.
+"""
+
+import difflib
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from types import UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from torch import nn
+from torch.optim import Optimizer
+
+from yopo.core.losses import Loss
+from yopo.core.threat import Threat
+from yopo.methods.base import Method
+from yopo.methods.fast import Fast
+from yopo.methods.free import Free
+from yopo.methods.natural import Natural
+from yopo.methods.nfgsm import NFGSM
+from yopo.methods.pgd import PGD
+from yopo.methods.pmp import PMP
+from yopo.methods.trades import TRADES
+from yopo.methods.trades_yopo import TRADESYOPO
+from yopo.methods.yopo import YOPO
+
+HANDED = ("model", "threat", "optimizer", "loss", "generator")  # by the caller: no settings
+PLAIN = (int, float, bool, str, Sequence[str], list[str])  # what a file or a flag can hold
+
+
+class Setting(NamedTuple):
+    """What a signature cannot say of a parameter: a line of help, and its bounds."""
+
+    about: str = ""
+    least: float | None = None  # allowed itself
+    above: float | None = None  # not allowed itself
+
+
+@dataclass(eq=False)
+class Entry:
+    """One method: "yopo" of `yopo-5-3-last`, its class, and what only the two together do not say.
+
+    A spec gives the settings in `numbers`, all or none, and may end with a choice of `ending`.
+    """
+
+    name: str  # lower-case letters
+    method: type[Method]
+    numbers: tuple[str, ...] = ()
+    ending: str | None = None
+    climbs: tuple[str, ...] = ()  # settings whose product is the steps of threat.step a batch
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    label: str = ""  # in reports; the name in capitals by default
+    example: str = ""  # of a spec; with all its numbers by default
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z]+(-[a-z]+)*", self.name):
+            raise ValueError(
+                f"expected a name of lower-case letters, as trades-yopo, got {self.name!r}"
+            )
+        if not (inspect.isclass(self.method) and issubclass(self.method, Method)):
+            raise TypeError(f"expected a class made from yopo.Method, got {self.method!r}")
+        known, ending = self.parameters, () if self.ending is None else (self.ending,)
+        for name in (*self.numbers, *ending, *self.climbs, *self.settings):
+            if name not in known:
+                raise ValueError(
+                    f"{self.method.__name__} has no setting {name!r}; there are: "
+                    f"{', '.join(known) or 'none'}"
+                )
+        if self.ending is not None and get_origin(known[self.ending].annotation) is not Literal:
+            raise ValueError(f"expected Literal choices of {self.ending}, to end a spec with")
+        self.label = self.label or self.name.upper()
+        defaults = [str(known[name].default) for name in self.numbers]
+        self.example = self.example or "-".join([self.name, *defaults])
+
+    @cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """The settings: what is plain in the class's signature."""
+        found = inspect.signature(self.method, eval_str=True).parameters
+        own = {name: p for name, p in found.items() if name not in HANDED}
+        for name, p in own.items():
+            if p.kind is not p.KEYWORD_ONLY or p.default is p.empty or p.annotation is p.empty:
+                raise ValueError(
+                    f"expected {name} of {self.method.__name__} by name, with a type and a "
+                    "default, as in (self, model, threat, *, m: int = 5)"
+                )
+        if "name" in own:
+            raise ValueError(f"expected no setting called name, which is {self.name!r}")
+        return {name: p for name, p in own.items() if plain(p.annotation)}
+
+    @cached_property
+    def pattern(self) -> str:
+        """Of its specs."""
+        numbers = "".join(rf"-(?P<{name}>\d+)" for name in self.numbers)
+        ending = (
+            f"(?:-(?P<{self.ending}>{'|'.join(map(re.escape, self.endings))}))?"
+            if self.ending
+            else ""
+        )
+        return f"{self.name}(?:{numbers})?{ending}"
+
+    @property
+    def endings(self) -> tuple[str, ...]:
+        """Words that may end a spec; the default is not said."""
+        if self.ending is None:
+            return ()
+        parameter = self.parameters[self.ending]
+        return tuple(w for w in get_args(parameter.annotation) if w != parameter.default)
+
+    def read(self, spec: str) -> dict[str, Any] | None:
+        """The settings that a spec gives, or None if it is not this method's."""
+        found = re.fullmatch(self.pattern, spec)
+        given = found.groupdict() if found else {}
+        values = {k: int(v) if k in self.numbers else v for k, v in given.items() if v is not None}
+        return values if found else None
+
+    def build(
+        self,
+        model: nn.Module,
+        settings: Mapping[str, Any],
+        *,
+        threat: Threat,
+        optimizer: Optimizer,
+        loss: Loss,
+    ) -> Method:
+        """The method itself; of threat, optimizer and loss it gets what its signature asks for."""
+        handed: dict[str, Any] = {"threat": threat, "optimizer": optimizer, "loss": loss}
+        asked = inspect.signature(self.method).parameters
+        return self.method(model, **{k: v for k, v in handed.items() if k in asked}, **settings)
+
+    def steps(self, settings: Mapping[str, Any]) -> int:
+        """How many steps of threat.step its adversary climbs in a batch; 0 if not in such steps."""
+        return prod(settings[name] for name in self.climbs) if self.climbs else 0
+
+
+ENTRIES: dict[str, Entry] = {}  # in the order of tables
+COUNT = Setting(least=1)
+FROM_NOUGHT = Setting(least=0)
+
+
+def register(entry: Entry) -> None:
+    """Make a method known; one of your own takes an earlier one's place, as in a notebook."""
+    there = ENTRIES.get(entry.name)
+    if there is not None and there.method.__module__.startswith("yopo."):
+        raise ValueError(f"{entry.name} is yopo.{there.method.__name__}; give yours another name")
+    ENTRIES[entry.name] = entry
+
+
+def read(spec: str) -> tuple[Entry, dict[str, Any]]:
+    """The method that a spec names, and the settings that it gives: yopo-5-3, pgd-10, fast, …"""
+    for entry in ENTRIES.values():
+        if (given := entry.read(spec)) is not None:
+            return entry, given
+    found = re.fullmatch(r"([a-z-]*[a-z])(?:-\d+)*", spec)
+    name = found[1] if found else spec
+    near = difflib.get_close_matches(name, ENTRIES, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}? " if near and near[0] != name else ""
+    examples = ", ".join(entry.example for entry in ENTRIES.values())
+    raise ValueError(f"no method {spec!r}; {hint}methods are written like {examples}")
+
+
+def said(settings: Mapping[str, Any]) -> str:
+    """A method's settings as the paper writes them: YOPO-5-3, or YOPO-5-3 last."""
+    name = settings["name"]
+    entry = ENTRIES.get(name)  # a run's method may be its owner's
+    numbers = entry.numbers if entry else ("steps", "m", "n")
+    values = [str(v) for k in numbers if isinstance(v := settings.get(k), int)]
+    label = "-".join([entry.label if entry else name.upper(), *values])
+    end = settings.get(entry.ending) if entry and entry.ending else None
+    return f"{label} {end}" if entry and end in entry.endings else label
+
+
+def kind(annotation: object) -> tuple[object, bool]:
+    """What a parameter holds, without `None`, and whether it may be None."""
+    if get_origin(annotation) not in (Union, UnionType):
+        return annotation, False
+    rest = [part for part in get_args(annotation) if part is not type(None)]
+    return (rest[0] if len(rest) == 1 else annotation), len(rest) < len(get_args(annotation))
+
+
+def plain(annotation: object) -> bool:
+    """Whether a parameter of that type can be a setting."""
+    held, _ = kind(annotation)
+    return held in PLAIN or get_origin(held) is Literal
+
+
+_BETA = Setting("weight of the consistency, the paper's 1/λ", least=0)
+_FIRST_LAYER = Setting("module where f0 ends; found by default")
+for _entry in (
+    Entry("natural", Natural, label="Natural"),
+    Entry("pgd", PGD, ("steps",), climbs=("steps",), settings={"steps": COUNT}),
+    Entry(
+        "free",
+        Free,
+        ("m",),
+        settings={"m": COUNT, "step": Setting("of the adversary; eps by default", above=0)},
+        label="Free",
+    ),
+    Entry(
+        "fast",
+        Fast,
+        settings={"step": Setting("1.25·eps by default", above=0)},
+        label="FGSM-RS",
+    ),
+    Entry(
+        "nfgsm",
+        NFGSM,
+        settings={
+            "noise": Setting("radius of the noise, in eps", above=0),
+            "step": Setting("eps by default", above=0),
+        },
+        label="N-FGSM",
+    ),
+    Entry(
+        "trades",
+        TRADES,
+        ("steps",),
+        climbs=("steps",),
+        settings={"steps": COUNT, "beta": _BETA},
+    ),
+    Entry(
+        "yopo",
+        YOPO,
+        ("m", "n"),
+        ending="grad_at",
+        climbs=("m", "n"),
+        settings={"m": COUNT, "n": FROM_NOUGHT, "first_layer": _FIRST_LAYER},
+    ),
+    Entry(
+        "trades-yopo",
+        TRADESYOPO,
+        ("m", "n"),
+        climbs=("m", "n"),
+        settings={"m": COUNT, "n": FROM_NOUGHT, "beta": _BETA, "first_layer": _FIRST_LAYER},
+    ),
+    Entry(
+        "pmp",
+        PMP,
+        ("m",),
+        settings={
+            "m": COUNT,
+            "n": Setting("steps of the adversary, where it is not exact", least=1),
+            "rho": Setting("how near argmax stays to the present states", above=0),
+            "steps": Setting("of L-BFGS a layer, for argmax", least=1),
+            "layers": Setting("modules where f0, f1, … end; found by default"),
+        },
+        example="pmp",
+    ),
+):
+    register(_entry)
