@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from yopo.evaluation.card import duration
+from yopo.evaluation.card import circumstances, duration, how
 from yopo.report.records import Run
 from yopo.report.words import evaluated_weights
 
@@ -96,9 +96,7 @@ def card(e: Mapping[str, Any]) -> dict[str, Any]:
     about = e["about"]
     rows: list[list[Cell]] = []
     for name, a in e["attacks"].items():
-        stages = ", ".join(f"{s} {100 * share:.2f}%" for s, share in a.get("after", {}).items())
-        settings = f"{a['settings']} (after {stages})" if stages else a["settings"]
-        rows.append([name, _share(a), settings, f"{a['propagations']:.1f}", duration(a["seconds"])])
+        rows.append([name, _share(a), how(a), f"{a['propagations']:.1f}", duration(a["seconds"])])
     rows.append(["worst case", _share(e["worst"]), "", "", ""])
     heads = ["attack", "accuracy, 95% interval", "settings", "propagations", "time"]
     return {
@@ -107,8 +105,5 @@ def card(e: Mapping[str, Any]) -> dict[str, Any]:
         "warnings": e["warnings"],
         "table": Table("card", heads, rows, text=2),
         "how": f"Evaluated: weights {about['weights']} "
-        f"(sha256 of its tensors {about['weights_sha256'][:16]}…), "
-        f"{about['precision']}, seed {about['seed']}, batches of {about['batch']}. "
-        f"{about['packages']}, commit {about.get('commit') or 'unknown'}. {about['hardware']}. "
-        f"{about['finished']}.",
+        f"(sha256 of its tensors {about['weights_sha256'][:16]}…), " + circumstances(about),
     }
