@@ -92,16 +92,16 @@ def _verify(name: str, arrays: Arrays) -> None:
 
 
 def _already(name: str, root: Path, say: Callable[[str], object]) -> Path | None:
-    found = find(name, root)
-    if found is None:
+    there = find(name, root)
+    if there is None:
         return None
     try:
         _verify(name, load(name, root=root))
     except (ValueError, OSError) as error:
-        say(f"{name}: {found} is not the original, fetching it anew ({error})")
+        say(f"{name}: {there} is not the original, fetching it anew ({error})")
         return None
-    say(f"{name}: already at {found}, verified")
-    return found
+    say(f"{name}: already at {there}, verified")
+    return there
 
 
 def _write(path: Path, arrays: Raw) -> Path:

@@ -59,8 +59,8 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
         if math.prod(shape) * dtype.itemsize > member.file_size:
             raise ValueError(f"{member.filename} is too small for its shape {shape}")
     with archive.open(member) as file:
-        found: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-        return found
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+        return array
 
 
 def read_idx_file(file: Path) -> Bytes:

@@ -16,7 +16,7 @@ from yopo.core.first_layer import Split
 from yopo.core.frozen import RngState, made_of, moving, untouched
 from yopo.core.losses import Loss
 from yopo.core.propagation import scalar
-from yopo.pmp.layers import Layers, Row, Theta, layers_of, refuse_sharing
+from yopo.pmp.layers import Chain, Layers, Theta, layers_of, refuse_sharing
 
 # t, x_t (B, ...), θ_t -> one number: the mean of R_t(x_i, θ_t) over the batch, the paper's Σ_i R/B
 Regulariser = Callable[[int, Tensor, Theta], Tensor]
@@ -54,7 +54,7 @@ class Dynamics:
     def __init__(
         self, layers: Sequence[nn.Module] | Layers, *, regulariser: Regulariser | None = None
     ) -> None:
-        self.layers: Layers = Row(layers) if isinstance(layers, Sequence) else layers
+        self.layers: Layers = Chain(layers) if isinstance(layers, Sequence) else layers
         self.regulariser = regulariser
         self.affine = False  # f_0 is known to be affine in x_0
         self._separable = False
@@ -127,9 +127,9 @@ class Dynamics:
             outputs, grads = [piece.out], [p[0]]
             if r.requires_grad:
                 outputs, grads = [*outputs, r], [*grads, -torch.ones_like(r)]
-            (p_t,), found = self.ascent(t, outputs, grads, piece.x, weights=weights)
+            (p_t,), slopes = self.ascent(t, outputs, grads, piece.x, weights=weights)
             p.insert(0, torch.zeros_like(piece.x) if p_t is None else p_t)
-            ascent.insert(0, found)
+            ascent.insert(0, slopes)
         states = [*(piece.x.detach() for piece in pieces), end.detach()]
         rng = [piece.rng for piece in pieces]
         return Trajectory(states, p, ascent, payoff.detach(), rng, buffers)
@@ -151,17 +151,17 @@ class Dynamics:
         mine = {id(q) for q in theta}
         spare = [q for q in self.layers.spare if weights and id(q) not in mine]
         inputs = [*x, *theta, *spare]
-        found: Sequence[Tensor | None] = [None] * len(inputs)
+        slopes: Sequence[Tensor | None] = [None] * len(inputs)
         if inputs and any(out.requires_grad for out in outputs):
-            found = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+            slopes = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
         known = len(x) + len(theta)
-        new = [(q, g) for q, g in zip(spare, found[known:], strict=True) if g is not None]
+        new = [(q, g) for q, g in zip(spare, slopes[known:], strict=True) if g is not None]
         if new:
             every = [list(each) for each in self.layers.theta]
             every[t] += [q for q, _ in new]
             refuse_sharing(self.layers.names, every)
             theta += [q for q, _ in new]
-        return found[: len(x)], [*found[len(x) : known], *(g for _, g in new)]
+        return slopes[: len(x)], [*slopes[len(x) : known], *(g for _, g in new)]
 
 
 class Studied:

@@ -53,7 +53,7 @@ class Layers(Protocol):
         """f_t alone."""
 
 
-class Row:
+class Chain:
     """Modules, one after the other."""
 
     def __init__(self, layers: Sequence[nn.Module], names: Sequence[str] | None = None) -> None:
@@ -74,12 +74,12 @@ class Row:
         """One forward pass, layer by layer."""
         if not self._known:
             self._check(x)
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         for t in range(len(self.layers)):
             x, rng = x.detach().requires_grad_(), rng_state(x)
-            found.append(Piece(x, self.f(t, x), rng))
-            x = found[-1].out
-        return found
+            pieces.append(Piece(x, self.f(t, x), rng))
+            x = pieces[-1].out
+        return pieces
 
     def f(self, t: int, x: Tensor) -> Tensor:
         """f_t alone."""
@@ -129,15 +129,15 @@ class Watched:
 
     def pieces(self, x: Tensor) -> list[Piece]:
         """One forward pass of the model; each cut ends one graph and begins the next."""
-        found: list[Piece] = []
+        pieces: list[Piece] = []
         begun = [(x.detach().requires_grad_(), rng_state(x))]
 
         def cut(t: int) -> Callable[..., Tensor]:
             def end(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
-                if t != len(found):
+                if t != len(pieces):
                     order = ", ".join(self.names[:-1])
                     raise ValueError(f"expected names in the order in which they run, got {order}")
-                found.append(Piece(begun[-1][0], own(output), begun[-1][1]))
+                pieces.append(Piece(begun[-1][0], own(output), begun[-1][1]))
                 begun.append((output.detach().requires_grad_(), rng_state(output)))
                 return begun[-1][0].clone()
 
@@ -147,10 +147,10 @@ class Watched:
             for t, module in enumerate(self._ends):
                 hooks.enter_context(module.register_forward_hook(cut(t)))
             logits = self.model(begun[0][0].clone())
-        found.append(Piece(begun[-1][0], logits, begun[-1][1]))
-        if len(found) != len(self.names):
-            raise ValueError(f"only {len(found)} of {len(self.names)} layers ran in this pass")
-        return found
+        pieces.append(Piece(begun[-1][0], logits, begun[-1][1]))
+        if len(pieces) != len(self.names):
+            raise ValueError(f"only {len(pieces)} of {len(self.names)} layers ran in this pass")
+        return pieces
 
     def f(self, t: int, x: Tensor) -> Tensor:
         """f_t alone: the model run on anything up to x_t, from there on x_t."""
@@ -195,7 +195,7 @@ def layers_of(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -
             raise ValueError(NO_LAYERS)
         names = flat[flat.index(first) : -1] if first in flat else [first]
     if all(name in flat for name in names):
-        return Row(*_grouped(children, names))
+        return Chain(*_grouped(children, names))
     if len(set(names)) < len(names):
         raise ValueError(f"expected different names, got {', '.join(names)}")
     return Watched(model, x, cuts)
