@@ -21,6 +21,7 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 NAMES = ("mnist-subset", "mnist", "cifar10", "npz", "folder")
 DIGITS = tuple("0123456789")
 CIFAR10 = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+KINDS = {"mnist": (DIGITS, (1, 28, 28)), "cifar10": (CIFAR10, (3, 32, 32))}  # classes, images
 IDX_FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -86,7 +87,7 @@ def load(
         raise FileNotFoundError(
             f"no {name} under {root}; run `yopo data get {name}`, or put there {PLACES[name]}"
         )
-    return _read_mnist(place) if name == "mnist" else _read_cifar10(place)
+    return _read_original(name, place)
 
 
 def find(name: str, root: Path) -> Path | None:
@@ -201,20 +202,32 @@ def _from_npz(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
         raise ValueError(f"cannot use {path}: {said(error)}") from error
 
 
-# --- MNIST
+# --- MNIST and CIFAR-10
 
 
-def _read_mnist(place: Path) -> Arrays:
+def _read_original(name: str, place: Path) -> Arrays:
+    names, shape = KINDS[name]
     if place.is_file():
-        return _shaped(_from_npz(place, DIGITS), (1, 28, 28), place)
-    arrays = {}
+        arrays = _from_npz(place, names)
+    else:
+        arrays = checked((_read_mnist if name == "mnist" else _read_cifar10)(place), names)
+    if (got := tuple(arrays.x_train.shape[1:])) != shape:
+        raise ValueError(
+            f"expected images of shape {shape} in {place}, got {got}; "
+            "read your own data with the data set 'npz'"
+        )
+    return arrays
+
+
+def _read_mnist(place: Path) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {}
     for key, name in zip(KEYS, IDX_FILES, strict=True):
         file = _idx_file(place, name)
         try:
             arrays[key] = read_idx_file(file)
         except Exception as error:  # of gzip
             raise ValueError(f"cannot use {file}: {said(error)}") from error
-    return _shaped(checked(arrays, DIGITS), (1, 28, 28), place)
+    return arrays
 
 
 def _idx_file(folder: Path, name: str) -> Path:
@@ -222,12 +235,7 @@ def _idx_file(folder: Path, name: str) -> Path:
     return plain if plain.is_file() else folder / f"{name}.gz"
 
 
-# --- CIFAR-10
-
-
-def _read_cifar10(place: Path) -> Arrays:
-    if place.is_file():
-        return _shaped(_from_npz(place, CIFAR10), (3, 32, 32), place)
+def _read_cifar10(place: Path) -> dict[str, NDArray[Any]]:
     images, labels = [], []
     for name in CIFAR_BATCHES:
         try:
@@ -238,18 +246,7 @@ def _read_cifar10(place: Path) -> Arrays:
         labels.append(batch[1])
     x, y = np.concatenate(images), np.concatenate(labels)
     n = len(x) - len(images[-1])
-    parts = (x[:n], y[:n], x[n:], y[n:])
-    arrays: dict[str, NDArray[Any]] = dict(zip(KEYS, parts, strict=True))
-    return _shaped(checked(arrays, CIFAR10), (3, 32, 32), place)
-
-
-def _shaped(arrays: Arrays, shape: tuple[int, int, int], place: Path) -> Arrays:
-    if (got := tuple(arrays.x_train.shape[1:])) != shape:
-        raise ValueError(
-            f"expected images of shape {shape} in {place}, got {got}; "
-            "read your own data with the data set 'npz'"
-        )
-    return arrays
+    return dict(zip(KEYS, (x[:n], y[:n], x[n:], y[n:]), strict=True))
 
 
 # --- folders of pictures

@@ -107,13 +107,13 @@ class Dynamics:
     @torch.enable_grad()
     def _propagate(self, x: Tensor, y: Tensor, loss: Loss, weights: bool) -> Trajectory:
         buffers = {name: b.clone() for name, b in moving(self.layers.model).items()}
-        pieces = self.layers.pieces(x)
-        for name, piece in zip(self.layers.names, pieces, strict=True):
-            if piece.out.is_complex():
+        segments = self.layers.segments(x)
+        for name, segment in zip(self.layers.names, segments, strict=True):
+            if segment.out.is_complex():
                 raise ValueError(
                     f"expected real states, got complex ones after {name!r}; cut later"
                 )
-        end = pieces[-1].out.detach().requires_grad_()  # x_T
+        end = segments[-1].out.detach().requires_grad_()  # x_T
         if not self._separable:
             check_separable(loss, end.detach(), y)
             self._separable = True
@@ -121,17 +121,17 @@ class Dynamics:
         (grad,) = torch.autograd.grad(payoff, end)
         p: list[Tensor] = [-grad]
         ascent: list[list[Tensor | None]] = []
-        for t, piece in reversed(list(enumerate(pieces))):
-            r = self.r(t, piece.x)
+        for t, segment in reversed(list(enumerate(segments))):
+            r = self.r(t, segment.x)
             payoff = payoff + r
-            outputs, grads = [piece.out], [p[0]]
+            outputs, grads = [segment.out], [p[0]]
             if r.requires_grad:
                 outputs, grads = [*outputs, r], [*grads, -torch.ones_like(r)]
-            (p_t,), slopes = self.ascent(t, outputs, grads, piece.x, weights=weights)
-            p.insert(0, torch.zeros_like(piece.x) if p_t is None else p_t)
+            (p_t,), slopes = self.ascent(t, outputs, grads, segment.x, weights=weights)
+            p.insert(0, torch.zeros_like(segment.x) if p_t is None else p_t)
             ascent.insert(0, slopes)
-        states = [*(piece.x.detach() for piece in pieces), end.detach()]
-        rng = [piece.rng for piece in pieces]
+        states = [*(segment.x.detach() for segment in segments), end.detach()]
+        rng = [segment.rng for segment in segments]
         return Trajectory(states, p, ascent, payoff.detach(), rng, buffers)
 
     def ascent(
