@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from yopo.attacks.autoattack import Stages
+from yopo.attacks.autoattack import Phase, Stages
 from yopo.attacks.cw import descend
 from yopo.attacks.names import Attack
 from yopo.attacks.pgd import LOSSES, climb
@@ -123,10 +123,6 @@ def run(
                 plans.append((attack, _own(attack, f, threat, seed, step)))
         suite = _Suite(net, f, data, logits, clean.correct, batch, examples, memory, tell)
         return {"clean": clean} | {a.name: suite.attack(a, phases) for a, phases in plans}
-
-
-# images, labels and clean logits of a batch -> adversarial images, which are wrong (B,)
-Phase = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _own(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | None) -> list[Phase]:
