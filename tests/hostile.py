@@ -12,6 +12,7 @@ import yaml
 
 from tests.reports import write_run
 from yopo.core import tensor_files
+from yopo.paper.beside import beside
 from yopo.report.page import page
 from yopo.report.pictures import read_strip
 from yopo.report.records import read_runs
@@ -122,7 +123,7 @@ def shown(*folders: Path) -> str | None:
         strips = [strip for run in runs if (strip := read_strip(run))]
     except ValueError:
         return None
-    return page(runs, strips, "table2")
+    return page(runs, strips, beside(runs, "table2"))
 
 
 def spoil(folder: Path, evil: Callable[[int], str]) -> int:

@@ -10,7 +10,8 @@ import pytest
 from tests.paper.test_reproduce import put
 from tools.reproduction_page import RECIPES, texts
 from yopo.paper.reproduction import TABLES
-from yopo.report.records import FREE, read_runs
+from yopo.report.groups import FREE
+from yopo.report.records import read_runs
 from yopo.runs.recipes import recipe
 from yopo.runs.settings import Tree, validate
 

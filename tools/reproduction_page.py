@@ -14,21 +14,12 @@ from pathlib import Path
 from statistics import mean
 
 from yopo.evaluation.card import duration
+from yopo.paper.reproduced import WORST, Summary, summary
 from yopo.paper.reproduction import TABLES
 from yopo.paper.tables import paper
-from yopo.report.headline import timed
+from yopo.paper.words import cells, heads, legend, notes, plain_ratios, subsets
+from yopo.report.groups import timed
 from yopo.report.records import Run, read_runs
-from yopo.report.reproduced import (
-    WORST,
-    Summary,
-    cells,
-    heads,
-    legend,
-    literal,
-    notes,
-    subsets,
-    summary,
-)
 from yopo.report.tables import Cell
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +91,7 @@ def _headline(root: Path) -> str:
             data = paper()["tables"][name]["title"].rpartition(", ")[0]
             columns = ("method", "clean", attack, WORST, "autoattack", "training", "time ratio")
             rows.append([data, *(found.get(column, "–") for column in columns)])
-        pairs += literal(table)
+        pairs += plain_ratios(table)
         others += [*subsets(table), *table["notes"]]
     names = ["", "method", "clean", "pgd-20, MNIST pgd-40", "worst of PGD, CW", "autoattack"]
     lines = _markdown([*names, "training", "time ratio"], rows)

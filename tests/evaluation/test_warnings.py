@@ -359,7 +359,7 @@ def test_every_code_is_explained_and_has_a_network() -> None:
         and isinstance(node.func, ast.Name)
         and node.func.id == "Suspicion"
         and isinstance(node.args[0], ast.Constant)
-    }
+    } | {*suspicions.PAIRS}
     tested = {case.code for case in CASES.values()} | {"chance", "black-box-stronger", "cw-alone"}
     page = (Path(__file__).parents[2] / "docs" / "warnings.md").read_text()
     assert codes == tested

@@ -17,9 +17,10 @@ from yopo import cli
 from yopo.cli.training import train_one
 from yopo.core import seals
 from yopo.paper import reproduction
+from yopo.paper.reproduced import summary
 from yopo.paper.reproduction import TABLES
 from yopo.paper.tables import paper_table
-from yopo.report.reproduced import cells, heads, notes, summary
+from yopo.paper.words import cells, heads, notes
 from yopo.runs.progress import StopRequested
 from yopo.runs.recipes import RECIPES
 from yopo.runs.settings import overlay

@@ -20,6 +20,7 @@ import pytest
 from tests.hostile import HOSTILE, rename, shown, spoil, write_full_run
 from tests.reports import write_run
 from tests.tiny import PATIENCE
+from yopo.paper.beside import beside
 from yopo.report.page import page
 from yopo.report.records import read_runs
 
@@ -121,7 +122,8 @@ def text(tmp_path: Path) -> str:
         write_run(tmp_path / "runs" / name, {"method": method}, warnings=warnings)
         for name, method in methods.items()
     ]
-    return page(read_runs(runs), paper="table1")
+    read = read_runs(runs)
+    return page(read, paper=beside(read, "table1"))
 
 
 @pytest.mark.parametrize("width", [390, 1280])

@@ -23,12 +23,13 @@ from tests.robust import trained
 from yopo.cli.reporting import summary
 from yopo.core import tensor_files
 from yopo.evaluation.card import duration
-from yopo.paper.reproduction import TIMED
+from yopo.paper.beside import beside
 from yopo.paper.tables import paper_table
 from yopo.report import curves
 from yopo.report.headline import headline
 from yopo.report.page import page
-from yopo.report.records import read_runs
+from yopo.report.records import TIMED, Run, read_runs
+from yopo.report.words import notes
 from yopo.runs.folder import BEST, LAST
 
 __all__ = ["run"]
@@ -43,6 +44,10 @@ def three(tmp_path: Path) -> list[Path]:
     """Natural, PGD-5 and YOPO-2-2."""
     overs = {"natural": NATURAL, "pgd-5": PGD, "mine": YOPO}
     return [write_run(tmp_path / name, over) for name, over in overs.items()]
+
+
+def with_paper(runs: list[Run], name: str) -> str:
+    return page(runs, paper=beside(runs, name))
 
 
 def read(folder: Path, name: str) -> Any:
@@ -121,7 +126,7 @@ def test_nothing_is_fetched_and_hostile_words_stay_words(tmp_path: Path) -> None
         hardware=evil,
         warnings=[{"code": "masked", "text": f"</p>{evil}"}],
     )
-    text = page(read_runs([folder]), paper="table1")
+    text = with_paper(read_runs([folder]), "table1")
     found = Page(text)
     assert not found.all("img")
     assert len(found.all("script")) == 1
@@ -295,7 +300,7 @@ def test_paper_beside_ours(tmp_path: Path) -> None:
     over = {"method": {"m": 5, "n": 10}, "threat": {"eps": 0.3}, "data": {"name": "mnist"}}
     pgd = over | {"method": {"name": "pgd", "steps": 40}, "threat": {"eps": 0.2}}
     folders = [write_run(tmp_path / "y", over), write_run(tmp_path / "p", pgd)]
-    found = Page(page(read_runs(folders), paper="table1"))
+    found = Page(with_paper(read_runs(folders), "table1"))
     heads, *rows = found.tables["paper"]
     assert [row[0] for row in rows] == list(paper_table("table1"))
     for row in rows:
@@ -307,7 +312,7 @@ def test_paper_beside_ours(tmp_path: Path) -> None:
     assert ours[-1] == f"{seconds[0] / seconds[1]:.2f}"
     assert "Not the table's setting: p (PGD-40) (threat linf of 0.2, not linf" in found.text
     assert "y (YOPO-5-10) (attacked with L∞, eps = 0.1; 3 epochs, not 55)" in found.text
-    timed = Page(page(read_runs(folders), paper="table3")).tables["paper"]
+    timed = Page(with_paper(read_runs(folders), "table3")).tables["paper"]
     assert timed[-1][0] == "YOPO-5-3"
     assert timed[-1][timed[0].index("time ratio, paper")] == f"{476 / 2713:.2f}"
 
@@ -328,7 +333,7 @@ def test_seeds_of_one_setting_are_one_row_with_their_mean(tmp_path: Path) -> Non
     runs = read_runs([*folders, pgd, other])
     said = headline(runs)[0]
     assert "YOPO-5-10 (mean of 3 seeds) is the most robust of 5 runs: 60.00% (47.0–73.0)" in said
-    heads, *rows = Page(page(runs, paper="table1")).tables["paper"]
+    heads, *rows = Page(with_paper(runs, "table1")).tables["paper"]
     ours = [row for row in rows if row[0] == "YOPO-5-10"]
     assert [row[1] for row in ours] == ["3 seeds 3 epochs", "longer 9 epochs"]
     values = [read(f, "eval.json")["attacks"]["cw"]["accuracy"] for f in folders]
@@ -340,11 +345,11 @@ def test_seeds_of_one_setting_are_one_row_with_their_mean(tmp_path: Path) -> Non
     # A second evaluation of one seed does not make it count twice.
     again = read(folders[0], "eval.json")
     (folders[0] / "model.eval.json").write_text(json.dumps(again))
-    _, *rows = Page(page(read_runs([*folders, pgd]), paper="table1")).tables["paper"]
+    _, *rows = Page(with_paper(read_runs([*folders, pgd]), "table1")).tables["paper"]
     (row,) = [row for row in rows if row[0] == "YOPO-5-10"]
     assert row[heads.index("cw, ours")] == want
     (folders[2] / "eval.json").unlink()  # its own PGD does not fill the gap
-    heads, *rows = Page(page(read_runs([*folders, pgd]), paper="table1")).tables["paper"]
+    heads, *rows = Page(with_paper(read_runs([*folders, pgd]), "table1")).tables["paper"]
     cell = rows[-1][heads.index("cw, ours")]
     assert cell.startswith(percent(sum(values[:2]) / 2))
     assert cell.endswith("best weights, 2 of 3 seeds")
@@ -354,7 +359,7 @@ def test_runs_for_their_time_alone_are_not_put_beside_the_paper(tmp_path: Path) 
     over: Any = {"method": {"m": 5, "n": 10}, "notes": f"{TIMED}."}
     pgd: Any = over | {"method": {"name": "pgd", "steps": 40}}
     folders = [write_run(tmp_path / "y", over), write_run(tmp_path / "p", pgd)]
-    found = Page(page(read_runs(folders), paper="table1"))
+    found = Page(with_paper(read_runs(folders), "table1"))
     heads, *rows = found.tables["paper"]
     (row,) = [row for row in rows if row[0] == "YOPO-5-10"]
     assert row[1] == "y 3 epochs"
@@ -413,7 +418,7 @@ def test_an_evaluation_of_weights_that_are_gone_does_not_count(tmp_path: Path) -
         (said,) = [s for s in headline(runs) if "withstand" in s]
         assert ("99.90%" in said, "11.10%" in said) == (counts, not counts)
         assert (
-            any("of other weights than the run has now" in n for n in runs[0].notes) is not counts
+            any("of other weights than the run has now" in n for n in notes(runs[0])) is not counts
         )
         assert "replaced weights" not in str(summary(runs).caption) or not counts
 
@@ -751,7 +756,7 @@ def test_an_unfinished_run_that_went_on_was_evaluated_before(tmp_path: Path) -> 
     (folder / BEST).write_bytes(b"now")
     (only,) = read_runs([folder])
     assert "11.10%" not in " ".join(headline([only]))
-    assert any("of other weights than the run has" in note for note in only.notes)
+    assert any("of other weights than the run has" in note for note in notes(only))
 
 
 def test_a_network_that_learnt_nothing_is_called_so(tmp_path: Path) -> None:
@@ -761,7 +766,7 @@ def test_a_network_that_learnt_nothing_is_called_so(tmp_path: Path) -> None:
     (folder / "result.json").write_text(json.dumps(result))
     (only,) = read_runs([folder])
     assert any("90.5%, is not clearly above the 90.0%" in s for s in headline([only]))
-    assert any("Clean accuracy, 90.5%" in note for note in only.notes)
+    assert any("Clean accuracy, 90.5%" in note for note in notes(only))
 
 
 def test_another_radius_is_not_put_beside_the_papers(tmp_path: Path) -> None:
@@ -772,5 +777,5 @@ def test_another_radius_is_not_put_beside_the_papers(tmp_path: Path) -> None:
         found["about"] |= {"eps": eps, "threat": f"L∞, eps = {round(255 * eps)}/255"}
         found["attacks"]["cw"]["accuracy"] = share
         (folder / "eval.json").write_text(json.dumps(found))
-    text = page(read_runs(folders), paper="table2")
+    text = with_paper(read_runs(folders), "table2")
     assert ("25.00%" in text, "50.00%" in text) == (True, False)  # not the mean over two radii

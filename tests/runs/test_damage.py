@@ -21,6 +21,7 @@ from yopo.core import seals, tensor_files
 from yopo.core.threat import Linf
 from yopo.evaluation.evaluate import evaluate
 from yopo.report.records import read_runs
+from yopo.report.words import notes
 from yopo.runs import checkpoint
 from yopo.runs.folder import BEST, LAST
 from yopo.runs.progress import StopRequested
@@ -327,7 +328,7 @@ def test_the_report_reads_a_run_whose_last_line_is_cut_off(half: Path, tmp_path:
     half_a_line(out / "metrics.jsonl")
     (run,) = read_runs([out])
     assert len(run.lines) == 2
-    assert any("metrics.jsonl is cut off and was left out" in note for note in run.notes)
+    assert any("metrics.jsonl is cut off and was left out" in note for note in notes(run))
     flip(out / "metrics.jsonl")
     with pytest.raises(ValueError, match=r"line \d of .*metrics.jsonl"):
         read_runs([out])

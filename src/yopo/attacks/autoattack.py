@@ -20,7 +20,8 @@ from torch import Tensor
 from yopo.core.frozen import Frozen, forked_rng
 from yopo.core.threat import L2, Linf, Threat
 
-Stage = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+# images, labels and clean logits of a batch -> adversarial images, which are wrong (B,)
+Phase = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 LEAST_CLASSES = {"apgd-ce": 2, "apgd-t": 4, "fab-t": 2, "square": 2}
 
 
@@ -55,8 +56,8 @@ class Stages:
         self.package.fab.n_target_classes = targets
         self.package.fab.targeted = True
 
-    def phases(self, names: Sequence[str]) -> list[Stage]:
-        """One function for each stage: images, labels -> adversarial images, which are wrong."""
+    def phases(self, names: Sequence[str]) -> list[Phase]:
+        """One phase for each stage."""
         short = [name for name in names if self.classes < LEAST_CLASSES[name]]
         if short:
             raise ValueError(
@@ -71,7 +72,7 @@ class Stages:
         }
         return [self._stage(attacks[name]) for name in names]
 
-    def _stage(self, attack: Any) -> Stage:  # noqa: ANN401
+    def _stage(self, attack: Any) -> Phase:  # noqa: ANN401
         def stage(x: Tensor, y: Tensor, _clean: Tensor) -> tuple[Tensor, Tensor]:
             with torch.no_grad(), forked_rng(x), float32_by_default(), quiet():
                 attack.seed = self.seed

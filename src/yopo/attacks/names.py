@@ -33,10 +33,10 @@ class Attack:
 
 def parse(name: str) -> Attack:
     """One name; a ValueError with the nearest known ones if it is none."""
-    if found := re.fullmatch(r"pgd-(\d+)(?:-(\d+))?", name):
-        return Attack(name, "pgd", *_counts(name, found))
-    if found := re.fullmatch(r"cw-linf(?:-(\d+))?(?:-(\d+))?", name):
-        return Attack(name, "pgd", *_counts(name, found), loss="margin")
+    if match := re.fullmatch(r"pgd-(\d+)(?:-(\d+))?", name):
+        return Attack(name, "pgd", *_counts(name, match))
+    if match := re.fullmatch(r"cw-linf(?:-(\d+))?(?:-(\d+))?", name):
+        return Attack(name, "pgd", *_counts(name, match), loss="margin")
     if name == "clean":
         return Attack(name, "clean")
     if name == "cw":
@@ -81,8 +81,8 @@ def _own(function: Own) -> Attack:
     return Attack(name, "own", own=function)
 
 
-def _counts(name: str, found: re.Match[str]) -> tuple[int, int]:
-    steps, restarts = int(found[1] or MARGIN_STEPS), int(found[2] or 1)
+def _counts(name: str, match: re.Match[str]) -> tuple[int, int]:
+    steps, restarts = int(match[1] or MARGIN_STEPS), int(match[2] or 1)
     if steps < 1 or restarts < 1:
         raise ValueError(f"expected at least 1 step and 1 restart, got {name!r}; as in pgd-20-1")
     return steps, restarts

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -29,7 +30,7 @@ WARM_UP = 5  # steps after compiling and capturing, not timed
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Timing:
     """What was measured of one method. Times in milliseconds."""
 
     method: str
@@ -57,7 +58,7 @@ class Bench:
     device: str
     torch: str
     product_tflops: float
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Timing] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """All of it, for a file."""
@@ -96,18 +97,13 @@ def _measure(
     seconds: float,
     options: Tree,
     say: Callable[[str], None],
-) -> Row:
+) -> Timing:
     model, batch, precision = bench.model, bench.batch, bench.precision
     config, (channels, side) = _config(model, spec)
     x = torch.rand(batch, channels, side, side, device=device)
     y = torch.randint(10, (batch,), device=device)
-
-    def fresh() -> tuple[nn.Module, torch.optim.SGD]:
-        torch.manual_seed(0)
-        net = NETWORKS[model](10, channels=channels, **options).to(device)
-        return net, torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9, weight_decay=5e-4)
-
-    net, optimizer = fresh()
+    build = partial(NETWORKS[model], 10, channels=channels, **options)
+    net, optimizer = _fresh(build, device)
     flops, spent = _count(config, net, optimizer, x[:8], y[:8])
     literal = None
     if with_literal:
@@ -122,27 +118,22 @@ def _measure(
         if loop is not None:
             literal = statistics.median(_times(lambda: loop(x, y), device, seconds))
     del net, optimizer
-    net, optimizer = fresh()
+    net, optimizer = _fresh(build, device)
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = x.contiguous(memory_format=torch.channels_last)
     fast = device.type == "cuda"
     if fast:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    engine = Engine(
-        build_method(config, net, optimizer),
-        optimizer,
-        ema=EMA(net, 0.999),
-        precision=precision,
-        compile=fast,
-        say=say,
-    )
+    method = build_method(config, net, optimizer)
+    ema = EMA(net, 0.999)
+    engine = Engine(method, optimizer, ema=ema, precision=precision, compile=fast, say=say)
     engine.prepare(x, y)
     times = _times(lambda: engine.step(x, y), device, seconds)
     step = statistics.median(times)
     rate = flops * batch / 8 / step / 1e9
     memory = torch.cuda.max_memory_allocated(device) / 2**30 if fast else None
-    return Row(
+    return Timing(
         method=spec,
         step=step,
         low=min(times),
@@ -157,6 +148,15 @@ def _measure(
         natural=None,
         literal=literal,
     )
+
+
+def _fresh(
+    build: Callable[[], nn.Module], device: torch.device
+) -> tuple[nn.Module, torch.optim.SGD]:
+    """The same network and optimizer each time."""
+    torch.manual_seed(0)
+    net = build().to(device)
+    return net, torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9, weight_decay=5e-4)
 
 
 def _config(model: str, spec: str) -> tuple[Config, tuple[int, int]]:

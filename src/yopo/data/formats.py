@@ -59,8 +59,8 @@ def _read_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[An
         if math.prod(shape) * dtype.itemsize > member.file_size:
             raise ValueError(f"{member.filename} is too small for its shape {shape}")
     with archive.open(member) as file:
-        found: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
-        return found
+        array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+        return array
 
 
 def read_idx_file(file: Path) -> Bytes:
@@ -121,7 +121,8 @@ class _Array:
 class _Kind:
     """The same of a type of numbers."""
 
-    name: object = None
+    def __init__(self, name: str | bytes, *_: object) -> None:
+        self.name = name.decode() if isinstance(name, bytes) else name
 
     def __setstate__(self, state: object) -> None:
         """Its byte order, of which a byte has none."""
@@ -135,18 +136,12 @@ class _Unpickler(pickle._Unpickler):  # Python's own: that in C takes memory for
             ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
             ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
             ("numpy", "ndarray"): lambda *_: None,
-            ("numpy", "dtype"): _kind,
+            ("numpy", "dtype"): _Kind,
             ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # protocol 2 has no bytes
         }
         if (module, name) not in known:
             raise pickle.UnpicklingError(f"refused to load {module}.{name}, which CIFAR-10 has not")
         return known[module, name]
-
-
-def _kind(name: str | bytes, *_: object) -> _Kind:
-    kind = _Kind()
-    kind.name = name.decode() if isinstance(name, bytes) else name
-    return kind
 
 
 # --- pictures

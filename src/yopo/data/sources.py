@@ -21,6 +21,7 @@ KEYS = ("x_train", "y_train", "x_test", "y_test")
 NAMES = ("mnist-subset", "mnist", "cifar10", "npz", "folder")
 DIGITS = tuple("0123456789")
 CIFAR10 = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
+KINDS = {"mnist": (DIGITS, (1, 28, 28)), "cifar10": (CIFAR10, (3, 32, 32))}  # classes, images
 IDX_FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -81,12 +82,12 @@ def load(
             raise ValueError("expected root (data.root), a folder with train/ and test/, got None")
         return _from_folder(Path(root), size)
     root = default_root() if root is None else Path(root)
-    found = find(name, root)
-    if found is None:
+    place = find(name, root)
+    if place is None:
         raise FileNotFoundError(
             f"no {name} under {root}; run `yopo data get {name}`, or put there {PLACES[name]}"
         )
-    return _read_mnist(found) if name == "mnist" else _read_cifar10(found)
+    return _read_original(name, place)
 
 
 def find(name: str, root: Path) -> Path | None:
@@ -201,20 +202,32 @@ def _from_npz(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
         raise ValueError(f"cannot use {path}: {said(error)}") from error
 
 
-# --- MNIST
+# --- MNIST and CIFAR-10
 
 
-def _read_mnist(found: Path) -> Arrays:
-    if found.is_file():
-        return _shaped(_from_npz(found, DIGITS), (1, 28, 28), found)
-    arrays = {}
+def _read_original(name: str, place: Path) -> Arrays:
+    names, shape = KINDS[name]
+    if place.is_file():
+        arrays = _from_npz(place, names)
+    else:
+        arrays = checked((_read_mnist if name == "mnist" else _read_cifar10)(place), names)
+    if (got := tuple(arrays.x_train.shape[1:])) != shape:
+        raise ValueError(
+            f"expected images of shape {shape} in {place}, got {got}; "
+            "read your own data with the data set 'npz'"
+        )
+    return arrays
+
+
+def _read_mnist(place: Path) -> dict[str, NDArray[Any]]:
+    arrays: dict[str, NDArray[Any]] = {}
     for key, name in zip(KEYS, IDX_FILES, strict=True):
-        file = _idx_file(found, name)
+        file = _idx_file(place, name)
         try:
             arrays[key] = read_idx_file(file)
         except Exception as error:  # of gzip
             raise ValueError(f"cannot use {file}: {said(error)}") from error
-    return _shaped(checked(arrays, DIGITS), (1, 28, 28), found)
+    return arrays
 
 
 def _idx_file(folder: Path, name: str) -> Path:
@@ -222,38 +235,18 @@ def _idx_file(folder: Path, name: str) -> Path:
     return plain if plain.is_file() else folder / f"{name}.gz"
 
 
-# --- CIFAR-10
-
-
-def _read_cifar10(found: Path) -> Arrays:
-    if found.is_file():
-        return _shaped(_from_npz(found, CIFAR10), (3, 32, 32), found)
+def _read_cifar10(place: Path) -> dict[str, NDArray[Any]]:
     images, labels = [], []
     for name in CIFAR_BATCHES:
         try:
-            batch = read_batch(found / name)
+            batch = read_batch(place / name)
         except Exception as error:  # of pickle
-            raise ValueError(f"cannot use {found / name}: {said(error)}") from error
+            raise ValueError(f"cannot use {place / name}: {said(error)}") from error
         images.append(batch[0])
         labels.append(batch[1])
     x, y = np.concatenate(images), np.concatenate(labels)
     n = len(x) - len(images[-1])
-    arrays: dict[str, NDArray[Any]] = {
-        "x_train": x[:n],
-        "y_train": y[:n],
-        "x_test": x[n:],
-        "y_test": y[n:],
-    }
-    return _shaped(checked(arrays, CIFAR10), (3, 32, 32), found)
-
-
-def _shaped(arrays: Arrays, shape: tuple[int, int, int], found: Path) -> Arrays:
-    if (got := tuple(arrays.x_train.shape[1:])) != shape:
-        raise ValueError(
-            f"expected images of shape {shape} in {found}, got {got}; "
-            "read your own data with the data set 'npz'"
-        )
-    return arrays
+    return dict(zip(KEYS, (x[:n], y[:n], x[n:], y[n:]), strict=True))
 
 
 # --- folders of pictures

@@ -29,12 +29,7 @@ def card(result: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|",
     ]
     for name, a in result["attacks"].items():
-        stages = ", ".join(
-            f"{stage} {100 * share:.2f}%" for stage, share in a.get("after", {}).items()
-        )
-        settings = f"{a['settings']} (after {stages})" if stages else a["settings"]
-        name, settings = _words(name), _words(settings)
-        cells = [name, percent(a["accuracy"], a["interval"]), settings]
+        cells = [_words(name), percent(a["accuracy"], a["interval"]), _words(how(a))]
         cells += [f"{a['propagations']:.1f}", duration(a["seconds"])]
         lines.append(f"| {' | '.join(cells)} |")
     share = percent(worst["accuracy"], worst["interval"])
@@ -44,13 +39,26 @@ def card(result: Mapping[str, Any]) -> str:
     lines += [
         "",
         f"Weights {about['weights']} (sha256 of its tensors {about['weights_sha256'][:16]}…). "
-        f"{about['precision']}, seed {about['seed']}, batches of {about['batch']}. "
-        f"{about['packages']}, commit {about['commit'] or 'unknown'}. "
-        f"{about['hardware']}. {about['finished']}.",
+        + circumstances(about),
         "",
         "¹ Full forward and backward passes for each image; what is broken is not attacked again.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def how(attack: Mapping[str, Any]) -> str:
+    """An attack's settings, with what was left after each of its stages."""
+    stages = ", ".join(f"{s} {100 * share:.2f}%" for s, share in attack.get("after", {}).items())
+    return f"{attack['settings']} (after {stages})" if stages else str(attack["settings"])
+
+
+def circumstances(about: Mapping[str, Any]) -> str:
+    """Precision, seed, versions, hardware and date."""
+    return (
+        f"{about['precision']}, seed {about['seed']}, batches of {about['batch']}. "
+        f"{about['packages']}, commit {about.get('commit') or 'unknown'}. {about['hardware']}. "
+        f"{about['finished']}."
+    )
 
 
 def _words(value: Any) -> Any:  # noqa: ANN401

@@ -28,7 +28,7 @@ from yopo.evaluation.journal import Journal, told
 from yopo.evaluation.network import Network, Precision, products
 from yopo.evaluation.probe import answers
 from yopo.evaluation.result import Result
-from yopo.evaluation.suite import Data, Outcome, Progress, run
+from yopo.evaluation.suite import Data, Outcome, Tell, run
 from yopo.evaluation.warnings import SAMPLE, Suspicion, after, before
 
 Batches = Iterable[Sequence[Tensor]]
@@ -49,7 +49,7 @@ def evaluate(
     examples: bool = False,
     checks: bool = True,
     state: Path | str | None = None,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
     about: Mapping[str, str] | None = None,
 ) -> Result:
     """Attack the model on a data set, in eval mode, and leave it as it was.

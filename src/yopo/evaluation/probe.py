@@ -52,8 +52,8 @@ def answers(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
-        found = steepest(Frozen(model), x, y, margin)
-    return torch.cat(found).double().cpu().nan_to_num(0, 0, 0)
+        measured = steepest(Frozen(model), x, y, margin)
+    return torch.cat(measured).double().cpu().nan_to_num(0, 0, 0)
 
 
 def falls(f: Frozen, x: Tensor, y: Tensor, threat: Threat) -> Tensor:

@@ -77,9 +77,9 @@ class Result:
         return {name: outcome.cost / n for name, outcome in self.outcomes.items()}
 
     def __repr__(self) -> str:
-        found = [f"{name} {100 * share:.2f}%" for name, share in self.accuracy.items()]
+        shares = [f"{name} {100 * share:.2f}%" for name, share in self.accuracy.items()]
         codes = f", warnings: {', '.join(w.code for w in self.warnings)}" if self.warnings else ""
-        return f"Result({', '.join(found)}, worst {100 * self.worst:.2f}%{codes})"
+        return f"Result({', '.join(shares)}, worst {100 * self.worst:.2f}%{codes})"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the images, as plain values."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from yopo.attacks.autoattack import Stages
+from yopo.attacks.autoattack import Phase, Stages
 from yopo.attacks.cw import descend
 from yopo.attacks.names import Attack, Own
 from yopo.attacks.pgd import LOSSES, climb
@@ -26,7 +26,7 @@ from yopo.core.losses import margin
 from yopo.core.threat import L2, Threat
 from yopo.evaluation.network import Network, Precision, products
 
-Progress = Callable[[str, float, float], None]  # attack, part done, accuracy so far
+Tell = Callable[[str, float, float], None]  # attack, part done, accuracy so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def run(
     compile: bool = False,
     examples: bool = False,
     memory: Memory | None = None,
-    progress: Progress | None = None,
+    progress: Tell | None = None,
 ) -> dict[str, Outcome]:
     """Every attack's outcome by name, `clean` first and always; the model is left as it was.
 
@@ -125,10 +125,6 @@ def run(
                 plans.append((attack, _ours(attack, f, threat, seed, step)))
         suite = _Suite(net, f, data, logits, clean.correct, batch, examples, memory, tell)
         return {"clean": clean} | {a.name: suite.attack(a, phases) for a, phases in plans}
-
-
-# images, labels and clean logits of a batch -> adversarial images, which are wrong (B,)
-Phase = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _ours(attack: Attack, f: Frozen, threat: Threat, seed: int, step: float | None) -> list[Phase]:
@@ -205,11 +201,9 @@ def _drawn(purpose: str, x: Tensor) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _clean(
-    net: Network, f: Frozen, data: Data, batch: int, tell: Progress
-) -> tuple[Tensor, Outcome]:
+def _clean(net: Network, f: Frozen, data: Data, batch: int, tell: Tell) -> tuple[Tensor, Outcome]:
     """Logits (N, C) and what is right without an attack; the data are checked on the way."""
-    started, found = time.perf_counter(), []
+    started, answers = time.perf_counter(), []
     rows = torch.arange(len(data.x))
     outcome = Outcome(torch.zeros(len(rows), dtype=torch.bool))
     for part in rows.split(batch):
@@ -220,11 +214,11 @@ def _clean(
         check_targets(y, x, logits.shape[1])
         right = (logits.argmax(1) == y) & ~logits.isnan().any(1)
         outcome.correct[part] = right.cpu()
-        found.append(logits)
+        answers.append(logits)
         done = int(part[-1]) + 1
         tell("clean", done / len(rows), float(outcome.correct[:done].double().mean()))
     outcome.seconds, outcome.cost = time.perf_counter() - started, net.cost
-    return torch.cat(found), outcome
+    return torch.cat(answers), outcome
 
 
 @dataclass(slots=True)
@@ -239,7 +233,7 @@ class _Suite:
     batch: int
     examples: bool
     memory: Memory | None
-    tell: Progress
+    tell: Tell
 
     def attack(self, attack: Attack, phases: Sequence[Phase]) -> Outcome:
         """Run all phases."""
@@ -281,13 +275,14 @@ class _Suite:
         x, y = self.data.images(rows), self.data.labels(rows)
         logits = self.logits[rows.to(self.logits.device)]
         with products(self.net.precision):
-            found, wrong = phase(x, y, logits)
+            adversarial, wrong = phase(x, y, logits)
         if self.net.precision == "tf32":  # the verdict is float32's
             with torch.no_grad():
-                doubtful = wrong & (self.f(found.clone()).argmax(1) == y)
+                doubtful = wrong & (self.f(adversarial.clone()).argmax(1) == y)
             if doubtful.any():
-                found[doubtful], wrong[doubtful] = phase(x[doubtful], y[doubtful], logits[doubtful])
-        images = found[wrong].cpu() if self.examples else torch.empty(0)
+                again = phase(x[doubtful], y[doubtful], logits[doubtful])
+                adversarial[doubtful], wrong[doubtful] = again
+        images = adversarial[wrong].cpu() if self.examples else torch.empty(0)
         wrong = wrong.cpu()  # waits for the device
         seconds = time.perf_counter() - started
         piece = Piece(rows, wrong, images, seconds, self.net.cost - cost)

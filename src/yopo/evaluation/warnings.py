@@ -49,13 +49,13 @@ def before(
     step, steps: of the PGD to come; the threat's own step unless given. Costs about 90 passes of
     at most 64 images, taken evenly from x. The model and all random streams are left as found.
     """
-    found = [*_training_mode(model), *_short_steps(threat, step, steps)]
+    doubts = [*_training_mode(model), *_short_steps(threat, step, steps)]
     if outside := list(_input_range(x)):
-        return found + outside
+        return doubts + outside
     n = min(len(x), SAMPLE)
     chosen = torch.arange(n, device=x.device) * len(x) // n
     with untouched(model, x):
-        return found + list(_probes(model, x[chosen].detach(), y[chosen].long(), threat))
+        return doubts + list(_probes(model, x[chosen].detach(), y[chosen].long(), threat))
 
 
 def after(
@@ -96,14 +96,16 @@ def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[
         yield from false
         return
     many = withstands(f, x, y, threat, one_step=False)
-    yield from _more_steps(withstands(f, x, y, threat, one_step=True), many)
+    one = withstands(f, x, y, threat, one_step=True)
+    yield from _weaker("weaker-with-steps", one, many)
     if not vanishing:
-        yield from _other_loss(many, withstands(f, x, y, threat, one_step=False, loss=entropy))
+        entropies = withstands(f, x, y, threat, one_step=False, loss=entropy)
+        yield from _weaker("cross-entropy-weaker", many, entropies)
     if isinstance(threat, Linf | L2):
         kind = type(threat)
         if kind is L2 or 2 * threat.eps <= 1:  # the range of pixels
             double = withstands(f, x, y, kind(2 * threat.eps), one_step=False)
-            yield from _larger_eps(many, double)
+            yield from _weaker("weaker-with-eps", many, double)
         yield from _unbounded(model, x, y, kind(1.0 if kind is Linf else x[0].numel() ** 0.5))
 
 
@@ -211,25 +213,13 @@ def _not_numbers_beside(near: Tensor) -> Iterator[Suspicion]:
         )
 
 
-def _other_loss(margins: Tensor, entropies: Tensor) -> Iterator[Suspicion]:
-    if _weaker(margins, entropies):
-        yield Suspicion(
-            "cross-entropy-weaker",
-            f"{_share(margins)} of {len(margins)} correctly classified images withstand {STEPS} "
-            f"steps up the margin, but {_share(entropies)} as many up the cross-entropy: PGD on "
-            "the latter is too weak here, as where the logits are small. Trust attacks on the "
-            "margin (cw-linf, apgd-t).",
-        )
-
-
 def _zero_gradients(alive: Tensor) -> Iterator[Suspicion]:
     if not alive.all():
         yield Suspicion(
             "zero-gradients",
-            f"for {_share(~alive)} of {len(alive)} correctly classified images the margin's "
-            "gradient is zero or not finite in every pixel, so gradient attacks cannot move and "
-            "prove nothing. Trust square, or replace the layer that blocks the gradient by a "
-            "differentiable one for the attack (BPDA).",
+            f"for {_images(~alive)} the margin's gradient is zero or not finite in every pixel, "
+            "so gradient attacks cannot move and prove nothing. Trust square, or replace the layer "
+            "that blocks the gradient by a differentiable one for the attack (BPDA).",
         )
 
 
@@ -238,10 +228,10 @@ def _false_gradients(fallen: Tensor) -> Iterator[Suspicion]:
     if fallen.double().mean() > 0.25:
         yield Suspicion(
             "false-gradients",
-            f"for {_share(fallen)} of {len(fallen)} correctly classified images a step of eps/10 "
-            "up the margin's gradient lowers the margin: the gradient is not that of the output, "
-            "or oscillates within the step. Trust square, and look for detached or replaced "
-            "gradients and for shattering layers; probes that walk along it were skipped.",
+            f"for {_images(fallen)} a step of eps/10 up the margin's gradient lowers the margin: "
+            "the gradient is not that of the output, or oscillates within the step. Trust square, "
+            "and look for detached or replaced gradients and for shattering layers; probes that "
+            "walk along it were skipped.",
         )
 
 
@@ -263,29 +253,37 @@ def _vanishing(value: Tensor, slope: Tensor) -> Iterator[Suspicion]:
         )
 
 
-def _more_steps(one: Tensor, many: Tensor) -> Iterator[Suspicion]:
-    if _weaker(one, many):
-        yield Suspicion(
-            "weaker-with-steps",
-            f"{_share(one)} of {len(one)} correctly classified images withstand one step of size "
-            f"eps, but {_share(many)} withstand {STEPS} smaller ones: past the first step the "
-            "gradient leads astray. Add square, and look for layers that shatter gradients.",
-        )
+# Two attacks each: what to say where the second, which should be no weaker, leaves more images.
+PAIRS = {
+    "cross-entropy-weaker": (
+        f"{STEPS} steps up the margin",
+        "as many up the cross-entropy: PGD on the latter is too weak here, as where the logits are "
+        "small. Trust attacks on the margin (cw-linf, apgd-t).",
+    ),
+    "weaker-with-steps": (
+        "one step of size eps",
+        f"withstand {STEPS} smaller ones: past the first step the gradient leads astray. Add "
+        "square, and look for layers that shatter gradients.",
+    ),
+    "weaker-with-eps": (
+        f"{STEPS} steps at eps",
+        "at 2·eps, although that ball holds the smaller one. Add square, and look for parts that "
+        "react to large perturbations.",
+    ),
+}
 
 
-def _larger_eps(at_eps: Tensor, at_double: Tensor) -> Iterator[Suspicion]:
-    if _weaker(at_eps, at_double):
-        yield Suspicion(
-            "weaker-with-eps",
-            f"{_share(at_eps)} of {len(at_eps)} correctly classified images withstand {STEPS} "
-            f"steps at eps, but {_share(at_double)} at 2·eps, although that ball holds the smaller "
-            "one. Add square, and look for parts that react to large perturbations.",
-        )
+def _weaker(code: str, weak: Tensor, strong: Tensor) -> Iterator[Suspicion]:
+    """Sign test: do clearly more images stand under `strong` alone than under `weak` alone?"""
+    lost, gained = int((~weak & strong).sum()), int((weak & ~strong).sum())
+    if lost > gained and _tail(lost, lost + gained, 0.5) < 0.01:
+        first, second = PAIRS[code]
+        yield Suspicion(code, f"{_images(weak)} withstand {first}, but {_share(strong)} {second}")
 
 
 def _unbounded(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[Suspicion]:
     """Given a ball so large that any image may become any other."""
-    found = pgd(
+    adversarial = pgd(
         model,
         x,
         y,
@@ -296,13 +294,13 @@ def _unbounded(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterat
         generator=torch.Generator(x.device).manual_seed(0),
     )
     with torch.no_grad():
-        stands = Frozen(model)(found).argmax(1) == y
+        stands = Frozen(model)(adversarial).argmax(1) == y
     if stands.double().mean() > 0.1:
         yield Suspicion(
             "unbounded-eps",
-            f"{_share(stands)} of {len(x)} correctly classified images withstand PGD-{STEPS} at "
-            f"eps={threat.eps:.3g}, where any image may become any other: the gradients lead "
-            "nowhere. Trust square, and look for what masks the gradients.",
+            f"{_images(stands)} withstand PGD-{STEPS} at eps={threat.eps:.3g}, where any image may "
+            "become any other: the gradients lead nowhere. Trust square, and look for what masks "
+            "the gradients.",
         )
 
 
@@ -346,16 +344,14 @@ def _cw_alone(correct: Mapping[str, Tensor], threat: Threat | None) -> Iterator[
         )
 
 
-def _weaker(weak: Tensor, strong: Tensor) -> bool:
-    """Sign test: do clearly more images stand under `strong` alone than under `weak` alone?"""
-    lost, gained = int((~weak & strong).sum()), int((weak & ~strong).sum())
-    return lost > gained and _tail(lost, lost + gained, 0.5) < 0.01
-
-
 def _tail(k: int, n: int, p: float) -> float:
     """The probability of at least k successes in n tries."""
     each = Binomial(n, torch.tensor(p, dtype=torch.float64))
     return float(each.log_prob(torch.arange(k, n + 1, dtype=torch.float64)).exp().sum())
+
+
+def _images(which: Tensor) -> str:
+    return f"{_share(which)} of {len(which)} correctly classified images"
 
 
 def _share(images: Tensor) -> str:

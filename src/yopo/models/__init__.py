@@ -1,4 +1,8 @@
-"""Networks with the paper's shapes, and the normalisation that belongs inside a model."""
+"""Networks with the paper's shapes, and the normalisation that belongs inside a model.
+
+All take images in [0, 1] and answer logits. `stem` is the first convolution of each, where f0
+ends unless told otherwise.
+"""
 
 from yopo.models.normalize import Normalize
 from yopo.models.resnet import PreActResNet, preactresnet18, wideresnet

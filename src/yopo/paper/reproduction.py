@@ -4,10 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from yopo.report.records import TIMED
 from yopo.runs.recipes import recipe
 from yopo.runs.settings import Config, Tree, overlay, validate
-
-TIMED = "The recipe's first epochs, for their time"  # how the notes of such a run begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,11 @@ class Reproduction:
 
     def folders(self, row: str, out: Path) -> dict[int, Path]:
         """The run folders of a row, by seed."""
-        start, found = f"{folder(row)}-seed-", {}
+        start, by_seed = f"{folder(row)}-seed-", {}
         for path in out.glob(f"{start}*/config.yaml"):
             if (seed := path.parent.name.removeprefix(start)).isdecimal():
-                found[int(seed)] = path.parent
-        return dict(sorted(found.items()))
+                by_seed[int(seed)] = path.parent
+        return dict(sorted(by_seed.items()))
 
 
 # Rows that are not the paper's; it has the method that they begin with.

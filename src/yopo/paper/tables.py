@@ -8,8 +8,8 @@ from typing import Any
 def paper() -> dict[str, Any]:
     """All of it: where it is from, and each table with its setting."""
     text = (files("yopo.paper") / "tables.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    tables: dict[str, Any] = json.loads(text)
+    return tables
 
 
 def paper_table(name: str) -> dict[str, dict[str, float]]:

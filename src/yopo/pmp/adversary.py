@@ -118,9 +118,9 @@ def lbfgs_argmin(h0: FirstLayer, threat: Threat, n: int) -> Tensor:
         lbfgs([z], lambda: scale * h0.hamiltonian(middle + half * z.sin()), n)
         part = z.detach().sin()
         part = torch.where(part.abs() > 0.95, part.sign(), part)  # on its way to a bound
-        found = threat.project(middle + half * part, h0.x)
+        eta = threat.project(middle + half * part, h0.x)
         with torch.no_grad():
-            return found if h0.hamiltonian(found) < h0.hamiltonian(vertex) else vertex
+            return eta if h0.hamiltonian(eta) < h0.hamiltonian(vertex) else vertex
 
     return untouched(h0.dynamics.layers.model, work)
 

@@ -205,13 +205,13 @@ def _reach(
 ) -> dict[str, float]:
     """Part of the way from the clean to the worst loss that 1 to m rounds of n steps make."""
     clean, worst = losses
-    found = {}
+    parts = {}
     for j in range(m + 1):
         at = game.propagate(x + eta, y, F.cross_entropy, weights=False)
         if j:
-            found[str(j)] = (float(at.payoff) - clean) / max(worst - clean, 1e-30)
+            parts[str(j)] = (float(at.payoff) - clean) / max(worst - clean, 1e-30)
         eta = descend(FirstLayer(game, x, at), threat, eta, n)
-    return found
+    return parts
 
 
 def _strong(
@@ -234,10 +234,10 @@ def _lowest(h0: FirstLayer, threat: Threat, eta: Tensor) -> float:
     """min H_0: exact for an affine f0, else the lowest that long searches find."""
     if h0.is_affine() and isinstance(threat, Linf | L2):
         return _hamiltonian(h0, linear_argmin(threat, h0.at.p[0], h0.x))
-    found = [descend(h0, threat, eta, STRONG)]
+    lowest = [descend(h0, threat, eta, STRONG)]
     if isinstance(threat, Linf):
-        found.append(lbfgs_argmin(h0, threat, STRONG))
-    return min(_hamiltonian(h0, e) for e in found)
+        lowest.append(lbfgs_argmin(h0, threat, STRONG))
+    return min(_hamiltonian(h0, e) for e in lowest)
 
 
 def _hamiltonian(h0: FirstLayer, eta: Tensor) -> float:
@@ -252,13 +252,13 @@ def _loss(game: Dynamics, x: Tensor, y: Tensor) -> float:
 def _residuals(game: Dynamics, x: Tensor, y: Tensor) -> dict[str, float]:
     """Each layer's ‖θ_t‖·‖∇θ_t H_t‖/loss: the slope that a maximum of H_t would not have."""
     at = untouched(game.layers.model, lambda: game.propagate(x, y, F.cross_entropy))
-    found = {}
+    residuals = {}
     for name, theta, ascent in zip(game.layers.names, game.layers.theta, at.ascent, strict=True):
         grads = [g.flatten() for g in ascent if g is not None]
         if grads:
             size = torch.cat([p.detach().flatten() for p in theta]).norm()
-            found[name] = float(size * torch.cat(grads).norm() / at.payoff)
-    return found
+            residuals[name] = float(size * torch.cat(grads).norm() / at.payoff)
+    return residuals
 
 
 def _cosine(p: Tensor, q: Tensor) -> float:

@@ -16,7 +16,7 @@ from yopo.core.first_layer import Split
 from yopo.core.frozen import RngState, made_of, moving, untouched
 from yopo.core.losses import Loss
 from yopo.core.propagation import scalar
-from yopo.pmp.layers import Layers, Row, Theta, layers_of, refuse_sharing
+from yopo.pmp.layers import Chain, Layers, Theta, layers_of, refuse_sharing
 
 # t, x_t (B, ...), θ_t -> one number: the mean of R_t(x_i, θ_t) over the batch, the paper's Σ_i R/B
 Regulariser = Callable[[int, Tensor, Theta], Tensor]
@@ -54,7 +54,7 @@ class Dynamics:
     def __init__(
         self, layers: Sequence[nn.Module] | Layers, *, regulariser: Regulariser | None = None
     ) -> None:
-        self.layers: Layers = Row(layers) if isinstance(layers, Sequence) else layers
+        self.layers: Layers = Chain(layers) if isinstance(layers, Sequence) else layers
         self.regulariser = regulariser
         self.affine = False  # f_0 is known to be affine in x_0
         self._separable = False
@@ -107,13 +107,13 @@ class Dynamics:
     @torch.enable_grad()
     def _propagate(self, x: Tensor, y: Tensor, loss: Loss, weights: bool) -> Trajectory:
         buffers = {name: b.clone() for name, b in moving(self.layers.model).items()}
-        pieces = self.layers.pieces(x)
-        for name, piece in zip(self.layers.names, pieces, strict=True):
-            if piece.out.is_complex():
+        segments = self.layers.segments(x)
+        for name, segment in zip(self.layers.names, segments, strict=True):
+            if segment.out.is_complex():
                 raise ValueError(
                     f"expected real states, got complex ones after {name!r}; cut later"
                 )
-        end = pieces[-1].out.detach().requires_grad_()  # x_T
+        end = segments[-1].out.detach().requires_grad_()  # x_T
         if not self._separable:
             check_separable(loss, end.detach(), y)
             self._separable = True
@@ -121,17 +121,17 @@ class Dynamics:
         (grad,) = torch.autograd.grad(payoff, end)
         p: list[Tensor] = [-grad]
         ascent: list[list[Tensor | None]] = []
-        for t, piece in reversed(list(enumerate(pieces))):
-            r = self.r(t, piece.x)
+        for t, segment in reversed(list(enumerate(segments))):
+            r = self.r(t, segment.x)
             payoff = payoff + r
-            outputs, grads = [piece.out], [p[0]]
+            outputs, grads = [segment.out], [p[0]]
             if r.requires_grad:
                 outputs, grads = [*outputs, r], [*grads, -torch.ones_like(r)]
-            (p_t,), found = self.ascent(t, outputs, grads, piece.x, weights=weights)
-            p.insert(0, torch.zeros_like(piece.x) if p_t is None else p_t)
-            ascent.insert(0, found)
-        states = [*(piece.x.detach() for piece in pieces), end.detach()]
-        rng = [piece.rng for piece in pieces]
+            (p_t,), slopes = self.ascent(t, outputs, grads, segment.x, weights=weights)
+            p.insert(0, torch.zeros_like(segment.x) if p_t is None else p_t)
+            ascent.insert(0, slopes)
+        states = [*(segment.x.detach() for segment in segments), end.detach()]
+        rng = [segment.rng for segment in segments]
         return Trajectory(states, p, ascent, payoff.detach(), rng, buffers)
 
     def ascent(
@@ -151,17 +151,17 @@ class Dynamics:
         mine = {id(q) for q in theta}
         spare = [q for q in self.layers.spare if weights and id(q) not in mine]
         inputs = [*x, *theta, *spare]
-        found: Sequence[Tensor | None] = [None] * len(inputs)
+        slopes: Sequence[Tensor | None] = [None] * len(inputs)
         if inputs and any(out.requires_grad for out in outputs):
-            found = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
+            slopes = torch.autograd.grad(outputs, inputs, grads, allow_unused=True)
         known = len(x) + len(theta)
-        new = [(q, g) for q, g in zip(spare, found[known:], strict=True) if g is not None]
+        new = [(q, g) for q, g in zip(spare, slopes[known:], strict=True) if g is not None]
         if new:
             every = [list(each) for each in self.layers.theta]
             every[t] += [q for q, _ in new]
             refuse_sharing(self.layers.names, every)
             theta += [q for q, _ in new]
-        return found[: len(x)], [*found[len(x) : known], *(g for _, g in new)]
+        return slopes[: len(x)], [*slopes[len(x) : known], *(g for _, g in new)]
 
 
 class Studied:

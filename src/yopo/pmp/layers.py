@@ -29,7 +29,7 @@ NO_LAYERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Segment:
     """One layer in a forward pass, with an autograd graph of its own."""
 
     x: Tensor  # x_t (B, ...), a leaf
@@ -46,14 +46,14 @@ class Layers(Protocol):
     linear: list[nn.Linear | None]  # layers that are a linear module and nothing else
     model: nn.Module  # holds all of them
 
-    def pieces(self, x: Tensor) -> list[Piece]:
+    def segments(self, x: Tensor) -> list[Segment]:
         """One forward pass, layer by layer."""
 
     def f(self, t: int, x: Tensor) -> Tensor:
         """f_t alone."""
 
 
-class Row:
+class Chain:
     """Modules, one after the other."""
 
     def __init__(self, layers: Sequence[nn.Module], names: Sequence[str] | None = None) -> None:
@@ -70,16 +70,16 @@ class Row:
         self._known = names is not None  # a network's own layers do compose
         refuse_sharing(self.names, self.theta)
 
-    def pieces(self, x: Tensor) -> list[Piece]:
+    def segments(self, x: Tensor) -> list[Segment]:
         """One forward pass, layer by layer."""
         if not self._known:
             self._check(x)
-        found: list[Piece] = []
+        segments: list[Segment] = []
         for t in range(len(self.layers)):
             x, rng = x.detach().requires_grad_(), rng_state(x)
-            found.append(Piece(x, self.f(t, x), rng))
-            x = found[-1].out
-        return found
+            segments.append(Segment(x, self.f(t, x), rng))
+            x = segments[-1].out
+        return segments
 
     def f(self, t: int, x: Tensor) -> Tensor:
         """f_t alone."""
@@ -121,23 +121,23 @@ class Watched:
         parameters = [p for p in model.parameters() if p.requires_grad]
         with torch.enable_grad(), forked_rng(x):  # checkpointed layers run again on the way back
             self.theta = untouched(
-                model, lambda: [_used(piece.out, parameters) for piece in self.pieces(x)]
+                model, lambda: [_used(segment.out, parameters) for segment in self.segments(x)]
             )
         used = {id(p) for theta in self.theta for p in theta}
         self.spare = [p for p in parameters if id(p) not in used]
         refuse_sharing(self.names, self.theta)
 
-    def pieces(self, x: Tensor) -> list[Piece]:
+    def segments(self, x: Tensor) -> list[Segment]:
         """One forward pass of the model; each cut ends one graph and begins the next."""
-        found: list[Piece] = []
+        segments: list[Segment] = []
         begun = [(x.detach().requires_grad_(), rng_state(x))]
 
         def cut(t: int) -> Callable[..., Tensor]:
             def end(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
-                if t != len(found):
+                if t != len(segments):
                     order = ", ".join(self.names[:-1])
                     raise ValueError(f"expected names in the order in which they run, got {order}")
-                found.append(Piece(begun[-1][0], own(output), begun[-1][1]))
+                segments.append(Segment(begun[-1][0], own(output), begun[-1][1]))
                 begun.append((output.detach().requires_grad_(), rng_state(output)))
                 return begun[-1][0].clone()
 
@@ -147,10 +147,10 @@ class Watched:
             for t, module in enumerate(self._ends):
                 hooks.enter_context(module.register_forward_hook(cut(t)))
             logits = self.model(begun[0][0].clone())
-        found.append(Piece(begun[-1][0], logits, begun[-1][1]))
-        if len(found) != len(self.names):
-            raise ValueError(f"only {len(found)} of {len(self.names)} layers ran in this pass")
-        return found
+        segments.append(Segment(begun[-1][0], logits, begun[-1][1]))
+        if len(segments) != len(self.names):
+            raise ValueError(f"only {len(segments)} of {len(self.names)} layers ran in this pass")
+        return segments
 
     def f(self, t: int, x: Tensor) -> Tensor:
         """f_t alone: the model run on anything up to x_t, from there on x_t."""
@@ -195,7 +195,7 @@ def layers_of(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -
             raise ValueError(NO_LAYERS)
         names = flat[flat.index(first) : -1] if first in flat else [first]
     if all(name in flat for name in names):
-        return Row(*_grouped(children, names))
+        return Chain(*_grouped(children, names))
     if len(set(names)) < len(names):
         raise ValueError(f"expected different names, got {', '.join(names)}")
     return Watched(model, x, cuts)

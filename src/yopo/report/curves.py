@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from yopo.evaluation.card import duration
-from yopo.report.records import Run, called, seeds
+from yopo.report.groups import called, seeds
+from yopo.report.records import Run
 
 WIDTH, HEIGHT = 440, 300  # of the viewBox; near a phone's width, so that text keeps its size
 LEFT, RIGHT, TOP, BOTTOM = 40, 18, 10, 40

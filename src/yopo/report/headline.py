@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 from yopo.evaluation.card import duration, percent
 from yopo.evaluation.result import Interval, wilson
-from yopo.report.records import Run, called, seeds
+from yopo.report.groups import baseline, called, same_hardware, seeds, timed
+from yopo.report.records import Run
+from yopo.report.words import unlearnt
 
 
 class Score(NamedTuple):
@@ -33,7 +35,7 @@ def headline(runs: Sequence[Run]) -> list[str]:
             "These runs were measured with different attacks, radii or images, so their robust "
             "accuracies do not compare. On the same data, `yopo eval` can measure them alike."
         ]
-    sentences += [f"{run.label}: {run.unlearnt}." for run in whole if run.unlearnt]
+    sentences += [f"{run.label}: {poor}." for run in whole if (poor := unlearnt(run))]
     codes = sorted({code for score in scores.values() for code in score.warnings})
     if codes:
         sentences.append(f"Warnings of these evaluations: {', '.join(codes)}; see the cards.")
@@ -52,11 +54,11 @@ def comparable(runs: Sequence[Run]) -> dict[Run, Score]:
     """The lowest worst case that all runs have of one kind, else their own PGD; else nothing."""
     known = _images_known(runs)
     worst = {run: {score.kind: score for score in _worst(run, known)} for run in runs}
-    shared = set.intersection(*(set(found) for found in worst.values()))
+    shared = set.intersection(*(set(kinds) for kinds in worst.values()))
     if shared:
-        means = {kind: mean(found[kind].share for found in worst.values()) for kind in shared}
+        means = {kind: mean(kinds[kind].share for kinds in worst.values()) for kind in shared}
         lowest = min(means, key=lambda kind: (means[kind], str(kind)))  # of equal ones the best's
-        return {run: found[lowest] for run, found in worst.items()}
+        return {run: kinds[lowest] for run, kinds in worst.items()}
     measures: tuple[Callable[[Run, bool], Score | None], ...] = (_test, _held_out)
     for measure in measures:
         scores = {r: score for r in runs if (score := measure(r, known))}
@@ -67,7 +69,7 @@ def comparable(runs: Sequence[Run]) -> dict[Run, Score]:
 
 def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
     """What AutoAttack leaves, where the comparison is without it."""
-    found: dict[tuple[str, Hashable], list[tuple[float, str]]] = {}
+    alike: dict[tuple[str, Hashable], list[tuple[float, str]]] = {}
     known = _images_known(runs)
     for run in runs:
         for e in run.evaluations.values():
@@ -79,41 +81,13 @@ def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
                 how = f"{about['images']:,} images, {about['threat']}, {which} weights"
                 key = how, run.same_data(about["images_sha256"] if known else None)
                 share = 100 * e["attacks"]["autoattack"]["accuracy"]
-                found.setdefault(key, []).append((share, run.label))
+                alike.setdefault(key, []).append((share, run.label))
     sentences = []
-    for (how, _), left in found.items():
+    for (how, _), left in alike.items():
         order = sorted(left, key=lambda pair: -pair[0])
         words = ", ".join(f"{label} {share:.2f}%" for share, label in order)
         sentences.append(f"AutoAttack leaves {words} ({how}).")
     return sentences
-
-
-def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
-    """The runs whose time this one's is measured against: PGD, or TRADES, of the most steps.
-
-    Of several such trainings, the seeds of the longest.
-    """
-    name = run.config["method"]["name"]
-    if name in ("natural", "pgd", "trades"):
-        return []
-    rival = "trades" if name == "trades-yopo" else "pgd"
-    same = [r for r in timed(runs) if _task(r) == _task(run) and r.short == run.short]
-    rivals = [r for r in same if r.config["method"]["name"] == rival]
-    steps = {r: r.config["method"].get("steps") or 0 for r in rivals}
-    most = max(steps.values(), default=0)
-    longest = seeds([r for r in rivals if steps[r] == most])
-    return max(longest, key=lambda group: group[0].config["epochs"], default=[])
-
-
-def timed(runs: Sequence[Run]) -> list[Run]:
-    """Those that are finished and had the GPU for themselves."""
-    return [r for r in runs if r.result and not r.shared]
-
-
-def _task(run: Run) -> list[str]:
-    """The data and the network, for times of the same work."""
-    keys = {"data": ("name", "path", "root", "size"), "model": ("name", "options")}
-    return [str(run.config[part].get(key)) for part, names in keys.items() for key in names]
 
 
 def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
@@ -161,18 +135,13 @@ def _epochs(runs: Sequence[Run]) -> str:
     return f"{' or '.join(map(str, lengths))} epoch{'' if lengths == [1] else 's'}"
 
 
-def same_hardware(runs: Sequence[Run]) -> bool:
-    """Whether times may be compared, as far as the runs say where they were trained."""
-    return len({h for r in runs if (h := r.environment.get("hardware"))}) <= 1
-
-
 def _mean(runs: Sequence[Run], what: str) -> float:
     return mean(r.spent(what) or 0.0 for r in runs)
 
 
 def _most_robust(scores: dict[Run, Score]) -> str:
-    found = [_together(group, scores) for group in seeds(list(scores))]
-    order = sorted(found, key=lambda pair: -pair[1].share)
+    settings = [_together(group, scores) for group in seeds(list(scores))]
+    order = sorted(settings, key=lambda pair: -pair[1].share)
     name, (share, interval, _, words, _) = order[0]
     text = f"{percent(share, interval)} {words}"
     if len(order) == 1:
@@ -199,11 +168,11 @@ def _chance(one: Score, other: Score) -> bool:
 
 def _together(group: list[Run], scores: dict[Run, Score]) -> tuple[str, Score]:
     """Seeds of one setting: their mean, and an interval that covers all of theirs."""
-    found = [scores[run] for run in group]
-    if len(found) == 1:
-        return _name(group), found[0]
-    interval = min(s.interval[0] for s in found), max(s.interval[1] for s in found)
-    score = found[0]._replace(share=mean(s.share for s in found), interval=interval)
+    each = [scores[run] for run in group]
+    if len(each) == 1:
+        return _name(group), each[0]
+    interval = min(s.interval[0] for s in each), max(s.interval[1] for s in each)
+    score = each[0]._replace(share=mean(s.share for s in each), interval=interval)
     return _name(group), score
 
 

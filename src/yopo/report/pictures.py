@@ -35,17 +35,17 @@ def read_strip(run: Run) -> Strip | None:
 
     No network is built and no data set is read: the evaluation wrote what there is to show.
     """
-    file, found = run.folder / "eval-examples.safetensors", run.evaluations.get("eval.json")
-    if found is None or not file.is_file():
+    file, result = run.folder / "eval-examples.safetensors", run.evaluations.get("eval.json")
+    if result is None or not file.is_file():
         return None
     facts, tensors = tensor_files.load_metadata(file), tensor_files.load_weights(file)
-    about = found["about"]
+    about = result["about"]
     if any(facts.get(key, str(about.get(key))) != str(about.get(key)) for key in SHOWN):
         raise ValueError(f"{file.name} is of another evaluation")
-    broken = [a for a in found["attacks"] if tensors.get(f"{a}.labels", torch.empty(0)).numel()]
+    broken = [a for a in result["attacks"] if tensors.get(f"{a}.labels", torch.empty(0)).numel()]
     if not broken:
         return None
-    attack = min(broken, key=lambda a: (found["attacks"][a]["accuracy"], a))
+    attack = min(broken, key=lambda a: (result["attacks"][a]["accuracy"], a))
     parts = ("images", "labels", "clean", "answers")
     held = {k: t for k in parts if (t := tensors.get(f"{attack}.{k}")) is not None}
     names = parse_json(facts.get("names", "[]"), f"the metadata of {file.name}")

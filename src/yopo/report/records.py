@@ -1,9 +1,6 @@
 """What run folders say: settings, epochs, results, evaluations."""
 
-import json
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +8,6 @@ from yopo.core.files import file_digest
 from yopo.core.threat import L2, Linf
 from yopo.evaluation.card import norm
 from yopo.methods import registry
-from yopo.paper.reproduction import TIMED
 from yopo.report.reading import (
     EVALUATIONS,
     read_config,
@@ -20,11 +16,8 @@ from yopo.report.reading import (
     read_result,
 )
 from yopo.runs.folder import BEST, LAST
-from yopo.runs.guard import learnt, nothing_learnt
-from yopo.runs.settings import validate
 
-# Settings that say nothing about what is trained, and how fast.
-FREE = ("seed", "evaluate", "checkpoint", "diagnose", "notes")
+TIMED = "The recipe's first epochs, for their time"  # how the notes of such a run begin
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +87,8 @@ class Run:
     def data(self) -> str:
         """The data set, with the name of its file or folder where it is the user's own."""
         data = self.config["data"]
-        where = (data.get("path"), data.get("root"))[data["name"] == "folder"]
-        own = data["name"] in ("npz", "folder") and where
-        return f"{data['name']} {Path(where).name}" if own else str(data["name"])
+        own = data.get({"npz": "path", "folder": "root"}.get(data["name"], ""))
+        return f"{data['name']} {Path(own).name}" if own else str(data["name"])
 
     def same_data(self, sha256: str | None) -> tuple[str, ...]:
         """What two runs must have in common for their images to be the same.
@@ -111,18 +103,10 @@ class Run:
         return tuple(str(data.get(key)) for key in ("name", "path", "root", "size"))
 
     @property
-    def unlearnt(self) -> str | None:
-        """What to say if its own weights do no better than one answer for all images."""
-        result, (_, own) = self.result or {}, self.own
-        if "chance" not in result or learnt(own["clean"], result["chance"], result["test_images"]):
-            return None
-        return nothing_learnt(own["clean"], result["chance"])
-
-    @property
     def environment(self) -> dict[str, Any]:
         """Where it was trained, if the run says so."""
-        found: dict[str, Any] = (self.result or {}).get("environment", {})
-        return found
+        environment: dict[str, Any] = (self.result or {}).get("environment", {})
+        return environment
 
     def weights(self, evaluation: dict[str, Any]) -> list[str]:
         """Which of its weights were evaluated: best, last, both if they are the same, or a file.
@@ -145,39 +129,6 @@ class Run:
         path, then = self.folder / file, about.get("file_sha256")
         return then is not None and path.is_file() and file_digest(path) != then
 
-    def said_weights(self, evaluation: dict[str, Any]) -> str:
-        """The same in words: best = last where they are."""
-        return " = ".join(sorted(self.weights(evaluation))) or "replaced"
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader must know before believing the curves."""
-        notes = []
-        if self.torn:
-            notes.append("The last line of metrics.jsonl is cut off and was left out.")
-        if not self.lines:
-            notes.append("No epoch is finished yet.")
-        elif self.result is None:
-            notes.append(
-                f"Not finished: {self.lines[-1]['epoch']} of {self.config['epochs']} epochs, "
-                "and no result on the test set."
-            )
-        elif self.shared:
-            notes.append("Shared a GPU with other runs; time does not count.")
-        notes += [
-            f"{file} is of other weights than the run has now; evaluate these."
-            for file, evaluation in self.evaluations.items()
-            if not self.weights(evaluation)
-        ]
-        if self.unlearnt:
-            notes.append(f"{self.unlearnt[0].upper()}{self.unlearnt[1:]}.")
-        for line in self.lines:
-            if "collapse" in line:
-                notes.append(
-                    f"Collapse in epoch {line['epoch']}: {line['collapse']} ({line['action']})."
-                )
-        return notes
-
 
 def read_runs(folders: list[Path]) -> list[Run]:
     """Read each folder; runs of the same name are told apart by the folders they lie in."""
@@ -186,39 +137,6 @@ def read_runs(folders: list[Path]) -> list[Run]:
         if resolved.count(path) > 1:
             raise ValueError(f"expected each run once, got {folder} twice; leave one out")
     return [_read(f, name) for f, name in zip(folders, _names(resolved), strict=True)]
-
-
-def seeds(runs: Sequence[Run]) -> list[list[Run]]:
-    """Finished runs that differ in nothing but their seed, together; others by themselves."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        what = {k: v for k, v in _filled(run.config).items() if k not in FREE}
-        key = json.dumps(what, sort_keys=True, default=str)
-        found.setdefault(key if run.result else f"{key} {run.folder}", []).append(run)
-    alike = []
-    for group in found.values():
-        distinct = len({run.config.get("seed") for run in group}) == len(group)
-        alike += [group] if distinct else [[run] for run in group]
-    return alike
-
-
-def called(group: Sequence[Run], of: str = "") -> str:
-    """Seeds of one setting, by what their folders' names have in common: "PGD-10 (2 seeds)"."""
-    first, count = group[0], len(group)
-    if count == 1:
-        return first.label
-    names = {re.sub(r"[-_. /]*seed[-_. ]*\d+", "", run.name) for run in group}
-    label = replace(first, name=names.pop()).label if len(names) == 1 else first.method
-    start = f"{label[:-1]}, " if label.endswith(")") else f"{label} ("
-    return f"{start}{of}{count} seeds)"
-
-
-def _filled(config: dict[str, Any]) -> dict[str, Any]:
-    """With the settings that an older file leaves out."""
-    try:
-        return validate(config).tree()
-    except ValueError:  # of another version
-        return config
 
 
 def _names(folders: list[Path]) -> list[str]:

@@ -1,7 +1,11 @@
-"""Tables, as values that the page's template writes."""
+"""The page's tables, as values that its template writes: runs, attacks, an evaluation's card."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from yopo.evaluation.card import circumstances, duration, how
+from yopo.report.records import Run
+from yopo.report.words import evaluated_weights
 
 Cell = str | tuple[str, str]  # words, or words with smaller ones under them
 
@@ -16,6 +20,90 @@ class Table(NamedTuple):
     text: int | None = None
 
 
-def share(accuracy: float, interval: Sequence[float]) -> Cell:
+class Beside(NamedTuple):
+    """A table that stands beside the runs, with what to know when reading it."""
+
+    heading: str
+    title: str
+    table: Table
+    notes: Sequence[str]
+    text: str
+
+
+def runs_table(runs: Sequence[Run]) -> Table:
+    """What training cost and what the run itself found on the test set."""
+    results = [run.result or {} for run in runs]
+    names = dict.fromkeys(a for r in results for w in ("best", "last") for a in r.get(w, {}))
+    pairs = [(attack, which) for attack in names for which in ("best", "last")]
+    heads = ["run", "training", "propagations", "epochs", "best epoch"]
+    tasks = [f"{run.data}, {run.threat}" for run in runs]
+    differ = len({*tasks}) > 1
+    rows: list[list[Cell]] = []
+    for run, result, task in zip(runs, results, tasks, strict=True):
+        seconds, cost = run.spent("train_seconds"), run.spent("propagations")
+        done = run.lines[-1]["epoch"] if run.lines else 0
+        cells: list[Cell] = [(run.name, f"{run.method}, {task}" if differ else run.method)]
+        spent = "–" if seconds is None else duration(seconds)
+        cells += [(spent, "shared a GPU") if run.shared else spent]
+        cells += ["–" if cost is None else f"{cost:.0f}"]
+        cells += [f"{done}" if run.result else f"{done} of {run.config['epochs']}"]
+        best = result.get("best_epoch", -1)  # -1 where every epoch collapsed
+        cells += ["–" if best < 0 else str(best)]
+        shares = [result.get(which, {}).get(attack) for attack, which in pairs]
+        rows.append([*cells, *("–" if s is None else f"{100 * s:.2f}%" for s in shares)])
+    text = (
+        "Training: time spent processing batches, nothing else. Propagations: full forward and "
+        "backward passes per training image; a pass without weight gradients counts ⅔. Accuracies: "
+        f"test set{'' if differ else f' ({tasks[0]})'}, "
+        "with the weights of the best held-out robust accuracy (the last evaluated ones "
+        "with evaluate.keep last) and with the last ones; "
+        "PGD's steps are 2.5·eps/r, where an evaluation below may take others."
+    )
+    return Table("runs", [*heads, *(f"{a}, {which}" for a, which in pairs)], rows, text)
+
+
+def attacks_table(runs: Sequence[Run]) -> Table | None:
+    """What `yopo eval` found, attack by attack; None if it was not asked."""
+    pairs = [(run, e) for run in runs for e in run.evaluations.values()]
+    if not pairs:
+        return None
+    attacks = list(dict.fromkeys(a for _, e in pairs for a in e["attacks"]))
+    heads = ["run", "weights", "images", "threat", *attacks, "worst case"]
+    rows = []
+    for run, e in pairs:
+        about = e["about"]
+        cells: list[Cell] = [(run.name, run.method), evaluated_weights(run, e)]
+        cells += [f"{about['images']:,}", about["threat"]]
+        cells += [_share(e["attacks"].get(attack)) for attack in attacks]
+        rows.append([*cells, _share(e["worst"]) if {*e["attacks"]} - {"clean"} else "–"])
+    text = (
+        "Test accuracy under each attack by itself, with its 95% interval. Worst case: no attack "
+        "broke the image. Every robust accuracy is an upper bound."
+    )
+    return Table("attacks", heads, rows, text)
+
+
+def _share(measured: Mapping[str, Any] | None) -> Cell:
     """A share in percent, its interval under it."""
-    return f"{100 * accuracy:.2f}%", f"{100 * interval[0]:.1f}–{100 * interval[1]:.1f}"
+    if measured is None:
+        return "–"
+    low, high = measured["interval"]
+    return f"{100 * measured['accuracy']:.2f}%", f"{100 * low:.1f}–{100 * high:.1f}"
+
+
+def card(e: Mapping[str, Any]) -> dict[str, Any]:
+    """An evaluation's card; the same values as in eval.md."""
+    about = e["about"]
+    rows: list[list[Cell]] = []
+    for name, a in e["attacks"].items():
+        rows.append([name, _share(a), how(a), f"{a['propagations']:.1f}", duration(a["seconds"])])
+    rows.append(["worst case", _share(e["worst"]), "", "", ""])
+    heads = ["attack", "accuracy, 95% interval", "settings", "propagations", "time"]
+    return {
+        "what": f"{about['images']:,} images: {about['data']}. {about['threat']}. "
+        f"{about['model']}.",
+        "warnings": e["warnings"],
+        "table": Table("card", heads, rows, text=2),
+        "how": f"Evaluated: weights {about['weights']} "
+        f"(sha256 of its tensors {about['weights_sha256'][:16]}…), " + circumstances(about),
+    }

@@ -1,4 +1,4 @@
-"""The paper's tables beside our runs."""
+"""A table of the paper beside any runs of ours, for `yopo report --paper`."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -9,12 +9,12 @@ from typing import Any
 from yopo.evaluation.result import Interval, wilson
 from yopo.paper.reproduction import TABLES
 from yopo.paper.tables import paper
-from yopo.report.headline import baseline, same_hardware, timed
-from yopo.report.records import Run, seeds
-from yopo.report.tables import Cell, Table
+from yopo.report.groups import baseline, same_hardware, seeds, timed
+from yopo.report.records import Run
+from yopo.report.tables import Beside, Cell, Table
 
 
-def beside(runs: Sequence[Run], name: str) -> dict[str, Any]:
+def beside(runs: Sequence[Run], name: str) -> Beside:
     """One table of the paper with our runs' figures beside its own."""
     data = paper()
     theirs = data["tables"][name]
@@ -52,13 +52,8 @@ def beside(runs: Sequence[Run], name: str) -> dict[str, Any]:
             else "; the paper has none here."
         )
     )
-    return {
-        "heading": f"Table {name[-1]}",
-        "title": theirs["title"],
-        "table": Table("paper", heads, rows),
-        "notes": notes,
-        "text": text,
-    }
+    table = Table("paper", heads, rows)
+    return Beside(f"Table {name[-1]}", theirs["title"], table, notes, text)
 
 
 def _length(run: Run, epochs: int) -> str:
@@ -97,11 +92,11 @@ def _ours(group: Sequence[Run], attack: str) -> Cell:
     if not kinds:
         return "–"
     kind = max(kinds, key=lambda kind: (len(kinds[kind]), kind[1]))
-    (weights, images, _), found = kind, list(kinds[kind].values())
-    shares = [a[0] for a in found]
-    spread = found[0][1] if len(found) == 1 else (min(shares), max(shares))
+    (weights, images, _), measured = kind, list(kinds[kind].values())
+    shares = [share for share, _ in measured]
+    spread = measured[0][1] if len(measured) == 1 else (min(shares), max(shares))
     words = [f"{100 * spread[0]:.1f}–{100 * spread[1]:.1f}", f"{weights} weights"]
-    words += [f"{len(found)} of {len(group)} seeds"] if len(found) < len(group) else []
+    words += [f"{len(measured)} of {len(group)} seeds"] if len(measured) < len(group) else []
     if any(run.result and run.result["test_images"] != images for run in group):
         words.append(f"{images:,} images")
     return f"{100 * mean(shares):.2f}%", ", ".join(words)
@@ -128,7 +123,7 @@ def _paper_ratio(rows: dict[str, dict[str, float]], method: str) -> str:
 
 def differs(run: Run, theirs: dict[str, Any]) -> str:
     """How the run's data, network or radius are not the table's."""
-    found = [
+    ways = [
         f"{part} {run.config[part]['name']}, not {theirs[part]}"
         for part in ("data", "model")
         if run.config[part]["name"] != theirs[part]
@@ -136,8 +131,8 @@ def differs(run: Run, theirs: dict[str, Any]) -> str:
     norm, eps = run.config["threat"]["name"], float(run.config["threat"]["eps"])
     radius = Fraction(theirs["eps"])
     if norm != "linf" or not isclose(eps, radius, rel_tol=1e-3):
-        found.append(f"threat {norm} of {eps:.4g}, not linf of {theirs['eps']}")
+        ways.append(f"threat {norm} of {eps:.4g}, not linf of {theirs['eps']}")
     for e in run.evaluations.values():
         if not isclose(e["about"]["eps"], radius, rel_tol=1e-3):
-            found.append(f"attacked with {e['about']['threat']}")
-    return "; ".join(dict.fromkeys(found))
+            ways.append(f"attacked with {e['about']['threat']}")
+    return "; ".join(dict.fromkeys(ways))

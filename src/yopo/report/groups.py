@@ -1,0 +1,79 @@
+"""Which runs belong together: seeds of one setting, and those whose times may be compared."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from yopo.report.records import Run
+from yopo.runs.settings import validate
+
+# Settings that say nothing about what is trained, and how fast.
+FREE = ("seed", "evaluate", "checkpoint", "diagnose", "notes")
+
+
+def seeds(runs: Sequence[Run]) -> list[list[Run]]:
+    """Finished runs that differ in nothing but their seed, together; others by themselves."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        what = {k: v for k, v in _filled(run.config).items() if k not in FREE}
+        key = json.dumps(what, sort_keys=True, default=str)
+        groups.setdefault(key if run.result else f"{key} {run.folder}", []).append(run)
+    alike = []
+    for group in groups.values():
+        distinct = len({run.config.get("seed") for run in group}) == len(group)
+        alike += [group] if distinct else [[run] for run in group]
+    return alike
+
+
+def _filled(config: dict[str, Any]) -> dict[str, Any]:
+    """With the settings that an older file leaves out."""
+    try:
+        return validate(config).tree()
+    except ValueError:  # of another version
+        return config
+
+
+def called(group: Sequence[Run], of: str = "") -> str:
+    """Seeds of one setting, by what their folders' names have in common: "PGD-10 (2 seeds)"."""
+    first, count = group[0], len(group)
+    if count == 1:
+        return first.label
+    names = {re.sub(r"[-_. /]*seed[-_. ]*\d+", "", run.name) for run in group}
+    label = replace(first, name=names.pop()).label if len(names) == 1 else first.method
+    start = f"{label[:-1]}, " if label.endswith(")") else f"{label} ("
+    return f"{start}{of}{count} seeds)"
+
+
+def timed(runs: Sequence[Run]) -> list[Run]:
+    """Those that are finished and had the GPU for themselves."""
+    return [r for r in runs if r.result and not r.shared]
+
+
+def same_hardware(runs: Sequence[Run]) -> bool:
+    """Whether times may be compared, as far as the runs say where they were trained."""
+    return len({h for r in runs if (h := r.environment.get("hardware"))}) <= 1
+
+
+def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
+    """The runs whose time this one's is measured against: PGD, or TRADES, of the most steps.
+
+    Of several such trainings, the seeds of the longest.
+    """
+    name = run.config["method"]["name"]
+    if name in ("natural", "pgd", "trades"):
+        return []
+    rival = "trades" if name == "trades-yopo" else "pgd"
+    same = [r for r in timed(runs) if _task(r) == _task(run) and r.short == run.short]
+    rivals = [r for r in same if r.config["method"]["name"] == rival]
+    steps = {r: r.config["method"].get("steps") or 0 for r in rivals}
+    most = max(steps.values(), default=0)
+    longest = seeds([r for r in rivals if steps[r] == most])
+    return max(longest, key=lambda group: group[0].config["epochs"], default=[])
+
+
+def _task(run: Run) -> list[str]:
+    """The data and the network, for times of the same work."""
+    keys = {"data": ("name", "path", "root", "size"), "model": ("name", "options")}
+    return [str(run.config[part].get(key)) for part, names in keys.items() for key in names]
