@@ -133,7 +133,11 @@ def count(
             capture=False,
             say=said.append,
         )
-        engine._cast, engine._overlap = two_streams, two_streams
+        if (options := getattr(engine, "options", None)) is not None:
+            options.cast = options.overlap = two_streams
+        else:  # an engine before commit 6a03c7b, or that
+            setattr(engine, "_cast", two_streams)  # noqa: B010  (checkers know today's alone)
+            setattr(engine, "_overlap", two_streams)  # noqa: B010
         engine.step(x, y)  # the first may still go back to one stream, and compile for that
         made = compiler.made()
         compiler.called.clear()

@@ -57,6 +57,7 @@ class Method(ABC):
     compares_classes = False  # with one logit, whose softmax is always 1, it would do nothing
     layer_by_layer = False  # it does not run the network as a whole, so no compiled one will do
     threat: Threat | None = None
+    generator: torch.Generator | None = None
     optimizer: Optimizer | None = None  # the one that it steps itself, inside a batch
     split: Split | None = None  # the network as g ∘ f0, if it makes use of that
 
@@ -135,6 +136,8 @@ class Method(ABC):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from these very tensors; what is not among them starts anew."""
+        if state:
+            raise ValueError(f"{type(self).__name__} carries nothing, got {', '.join(state)}")
 
     @abstractmethod
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
