@@ -26,8 +26,9 @@ from yopo import (
     Natural,
     Threat,
 )
-from yopo.engine.compiled import Compiled
-from yopo.engine.engine import cut_in_two
+from yopo.engine.forms import cut_in_two
+from yopo.engine.network import Compiled
+from yopo.engine.overlap import Streams
 from yopo.models import SmallCNN, preactresnet18, wideresnet
 from yopo.models.stem import Stem
 
@@ -105,13 +106,21 @@ def with_engine(
         capture=capture,
         say=said.append,
     )
-    engine._overlap = engine._overlap if overlap is None else overlap
+    if overlap is not None:
+        engine.options.overlap = overlap
     losses = []
     for x, y in batches:
         losses.append(float(engine.step(x, y).loss))
         schedule.step()
     assert said == []
     return engine, ema, losses
+
+
+def streams_of(engine: Engine) -> Streams:
+    network = engine._fast.model
+    assert isinstance(network, Compiled)
+    assert isinstance(network.streams, Streams)
+    return network.streams
 
 
 def compare(
@@ -189,8 +198,8 @@ def test_what_a_graph_will_write_to_is_there_before_it(batch: Batch) -> None:
     optimizer = torch.optim.AdamW(net.parameters(), 1 / 64)
     engine = Engine(Natural(net), optimizer, compile=False)
     engine.prepare(*batch)
-    engine.capture = True  # as on a GPU
-    engine._let_rates_be_tensors()
+    engine._capture.rehearsal.for_a_graph = True  # as on a GPU
+    engine._numbers.let_rates_be_tensors()
     optimizer.param_groups[0]["capturable"] = False  # which a CPU is not
     engine._rehearse(*batch)
     made = [optimizer.state[p]["exp_avg"] for p in net.parameters()]
@@ -469,13 +478,12 @@ class TestMoreOnAGPU:
                 engine, *_ = with_engine(
                     twin, METHODS[name], batches, THREAT, precision="bf16", overlap=overlap
                 )
-            assert isinstance(engine._fast.model, Compiled)
             if overlap and name != "trades":
-                assert engine._fast.model.side is not None
+                assert streams_of(engine).side is not None
                 convolutions = sum(type(m) is nn.Conv2d for m in twin.modules())
-                assert len(engine._fast.model.found) == convolutions  # of the last pass
+                assert len(streams_of(engine).made_aside) == convolutions  # of the last pass
             else:
-                assert engine._fast.model.side is None
+                assert streams_of(engine).side is None
             ends.append(dict(twin.state_dict()))
         # A process's first run may differ from the next, on one stream too, in two of the last
         # layer's weights and no other's (records/tests-h200).
@@ -498,8 +506,7 @@ class TestMoreOnAGPU:
         torch.manual_seed(1)
         plainly(plain, METHODS[name], batches, THREAT)
         assert_same(dict(net.state_dict()), dict(plain.state_dict()), tol=1e-9)
-        assert isinstance(engine._fast.model, Compiled)
-        assert engine._fast.model.side is None
+        assert streams_of(engine).side is None
 
     @pytest.mark.parametrize("name", METHODS)
     def test_float32_is_as_far_off_as_another_layout_of_the_plain_loop(self, name: str) -> None:

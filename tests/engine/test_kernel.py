@@ -61,7 +61,7 @@ def test_n_steps_in_one_kernel(
     for n in (1, 2, 5):
         with torch.autocast(DEVICE, torch.bfloat16, enabled=half):
             costate = p.bfloat16() if half else p
-            found = kernels.climb(conv, costate, x, eta, grad, eps, step, n)
+            found = kernels.inner_loop(conv, costate, x, eta, grad, eps, step, n)
         assert torch.equal(found, step_by_step(conv, p, x, eta, grad, n))
         assert not torch.equal(found, eta)
     assert torch.equal(eta, before)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import Batch, assert_same
-from tests.engine.test_engine import METHODS, THREAT, plainly, several, with_engine
-from yopo.engine import compiled
-from yopo.engine.compiled import Compiled
+from tests.engine.test_engine import METHODS, THREAT, plainly, several, streams_of, with_engine
+from yopo.engine import network, overlap
 from yopo.engine.engine import Engine
 from yopo.models import preactresnet18
 from yopo.models.stem import Stem
@@ -28,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class Late:
-    """In the place of aten.convolution_backward, `_accumulate` and torch.cuda's streams."""
+    """In the place of aten.convolution_backward, `accumulate` and torch.cuda's streams."""
 
     default = torch.ops.aten.convolution_backward.default
 
@@ -82,7 +81,7 @@ class Stream:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Late]:
     """For the duration of a test."""
-    made, plain = Late(), compiled._accumulate
+    made, plain = Late(), network.accumulate
 
     class Aten:
         convolution_backward = made
@@ -90,8 +89,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Late]:
     def accumulate(found: list[tuple[Tensor, Tensor]]) -> None:
         (made.accumulate if made.aside else plain)(found)
 
-    monkeypatch.setattr(compiled, "_aten", Aten())
-    monkeypatch.setattr(compiled, "_accumulate", accumulate)
+    monkeypatch.setattr(overlap, "_aten", Aten())
+    monkeypatch.setattr(network, "accumulate", accumulate)
     monkeypatch.setattr(torch.cuda, "Stream", lambda *_: Stream(lambda: None))
     monkeypatch.setattr(torch.cuda, "stream", made.stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: Stream(made.catch_up))
@@ -108,7 +107,6 @@ def beside_plain(net: nn.Module, name: str, batches: list[Batch]) -> Engine:
     torch.manual_seed(1)
     engine, *_ = with_engine(twin, METHODS[name], batches, THREAT, overlap=True)
     assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-9)
-    assert isinstance(engine._fast.model, Compiled)
     return engine
 
 
@@ -123,7 +121,7 @@ def test_a_late_stream_changes_nothing(name: str, late: Late, batch: Batch) -> N
     assert late.done > 0
     assert late.spoilt == 0
     # TRADES' two passes are summed by autograd, on the first stream: noticed.
-    assert (engine._fast.model.side is None) == (name == "trades")
+    assert (streams_of(engine).side is None) == (name == "trades")
 
 
 def test_the_first_layers_gradient_does_not_forbid_it(
@@ -137,7 +135,7 @@ def test_the_first_layers_gradient_does_not_forbid_it(
     convolutions = sum(type(layer) is nn.Conv2d for layer in net.modules())
     assert late.done == steps * m * convolutions
     assert late.spoilt == 0
-    assert engine._fast.model.side is not None
+    assert streams_of(engine).side is not None
 
 
 class Writes(nn.Module):
@@ -168,8 +166,7 @@ def test_a_pass_that_broke_off_costs_no_gradient(late: Late, batch: Batch) -> No
     net = small_resnet(1)
     twin = copy.deepcopy(net)
     engine, *_ = with_engine(twin, METHODS["natural"], [batch], THREAT, overlap=True)
-    assert isinstance(engine._fast.model, Compiled)
-    engine._fast.model.found.append(torch.zeros(3))  # as a failed capture leaves it
+    streams_of(engine).made_aside.append(torch.zeros(3))  # as a failed capture leaves it
     engine.step(*batch)
     plainly(net, METHODS["natural"], [batch, batch], THREAT)
     assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-9)

@@ -16,7 +16,7 @@ from torch.optim import SGD
 from tests.conftest import Batch, assert_same, bn_convnet, convnet
 from tests.engine.test_engine import THREAT
 from yopo import PGD, TRADES, YOPO, Engine, Free, Linf, Method, Natural
-from yopo.engine.engine import begins_at_zero
+from yopo.engine.capture import begins_at_zero
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor"
@@ -73,10 +73,10 @@ def test_free_goes_on_after_a_batch_of_another_size(batch: Batch) -> None:
     batches = [(x, y), (x[:4], y[:4]), (x, y), (x, y)]
     plain(net, make, batches)
     engine, _ = fast(twin, make, batches[:1])
-    eta = engine._eta
+    eta = engine._carried.tensors["eta"]
     for other in batches[1:]:
         engine.step(*other)
-    assert engine._eta is eta  # a captured step knows it by its address
+    assert engine._carried.tensors["eta"] is eta  # a captured step knows it by its address
     equal(net, twin)
 
 
@@ -164,7 +164,7 @@ def test_a_loss_that_looks_at_the_weights(cast: bool, batch: Batch) -> None:
     plain(net, make, [(x, y)] * 2)
     optimizer = sgd(twin)
     engine = Engine(make(twin, optimizer), optimizer, precision="bf16" if cast else "float32")
-    engine._cast = cast
+    engine.options.cast = cast
     for _ in range(2):
         engine.step(x, y)
     equal(net, twin, tol=3e-3 if cast else 1e-5)  # without the penalty: 0.1
@@ -220,7 +220,7 @@ def test_where_nothing_compiles_steps_are_plain(
     plain(net, make, [batch] * 2)
     engine, said = fast(twin, make, [batch] * 2)
     assert said == ["not compiled: RuntimeError: no compiler here"]
-    assert type(engine._plain.threat) is Linf  # type: ignore[attr-defined]
+    assert type(engine._plain.threat) is Linf
     equal(net, twin)
 
 
@@ -287,14 +287,17 @@ def test_a_loaded_state_goes_where_the_captured_step_reads_it(batch: Batch) -> N
     net = convnet()
     engine, _ = fast(net, natural, [batch] * 2)
     optimizer = engine.optimizer
-    engine._recorded = optimizer.state  # as after a capture
+    capture = engine._capture
+    capture.keep(Mock())  # as after a recording
+    capture.graph = None  # but steps are run
+    state = optimizer.state
     tensors = [state["momentum_buffer"] for state in optimizer.state.values()]
     saved = copy.deepcopy(optimizer.state_dict())
     engine.step(*batch)
     optimizer.load_state_dict(saved)
-    assert optimizer.state is not engine._recorded
-    engine._take_over_state()
-    assert optimizer.state is engine._recorded
+    assert optimizer.state is not state
+    capture.take_over_state()
+    assert optimizer.state is state
     for i, (tensor, state) in enumerate(zip(tensors, optimizer.state.values(), strict=True)):
         assert state["momentum_buffer"] is tensor
         torch.testing.assert_close(tensor, saved["state"][i]["momentum_buffer"])
@@ -306,8 +309,8 @@ def test_a_captured_step_is_not_replayed_with_other_momentum(batch: Batch) -> No
     twin = copy.deepcopy(net)
     optimizer, method = sgd(net), Natural(net)
     engine, said = fast(twin, natural, [batch])
-    engine._graph = Mock()  # as after a capture
-    engine._recorded, engine._captured_numbers = engine.optimizer.state, engine._numbers()
+    graph = Mock()
+    engine._capture.keep(graph)  # as after a recording
     for momentum in (0.9, 0.5, 0.25):
         for each in (optimizer, engine.optimizer):
             each.param_groups[0]["momentum"] = momentum
@@ -316,14 +319,14 @@ def test_a_captured_step_is_not_replayed_with_other_momentum(batch: Batch) -> No
         optimizer.zero_grad()
         if momentum < 0.9:
             engine.step(*batch)
-    assert not engine._graph.replay.called
+    assert not graph.replay.called
     assert len(said) == 1
     assert "the optimizer's momentum changed" in said[0]
     equal(net, twin)
     engine.optimizer.param_groups[0]["momentum"] = 0.9
-    engine._x, engine._y, engine._out = (Mock() for _ in range(3))
+    engine._capture._x, engine._capture._y, engine._capture._out = (Mock() for _ in range(3))
     engine.step(*batch)
-    assert engine._graph.replay.called
+    assert graph.replay.called
 
 
 @pytest.mark.parametrize("wrong", [False, True])
@@ -337,10 +340,11 @@ def test_a_replay_must_do_what_the_step_does(
 
     class Graph:
         def replay(self) -> None:
-            for group in engine._groups:
+            capture = engine._capture
+            for group in engine.optimizer.param_groups:
                 group["lr"] *= -1 if wrong else 1
-            engine._out = engine._work(engine._fast, engine._x, engine._y)
-            for group in engine._groups:
+            capture._out = engine._work(engine._fast, capture._x, capture._y)
+            for group in engine.optimizer.param_groups:
                 group["lr"] *= -1 if wrong else 1
 
     for name in ("Stream", "current_stream", "default_generators"):
@@ -447,7 +451,7 @@ def test_preparing_leaves_no_trace(batch: Batch) -> None:
     engine.prepare(*batch)
     assert_same(dict(net.state_dict()), dict(before[0]), tol=0)
     assert net.seen is seen
-    assert engine._rebinds  # so that it will not be captured
+    assert engine._capture.rehearsal.exchanges_buffers  # so that it will not be captured
     assert torch.equal(generator.get_state(), before[1])
     assert torch.equal(torch.get_rng_state(), before[2])
     assert left_out.grad is None

@@ -2,7 +2,7 @@
 
 The network is studied once: a forward pass with frozen parameters leaves an
 autograd graph in which every node depends on the input, and the graph says where a cut is
-possible and whether f0 is affine.
+possible and whether f0 is affine (`affine`).
 """
 
 import difflib
@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
+from yopo.core.affine import Edge, gradient_is_constant, is_linear, walk
 from yopo.core.frozen import (
     Frozen,
     RngState,
@@ -28,14 +28,12 @@ from yopo.core.frozen import (
 )
 from yopo.core.propagation import (
     NO_WAY_BACK,
-    FirstLayer,
     Objective,
+    Prefix,
     Propagation,
     no_logits,
     propagate,
 )
-
-Edge = tuple[Node, int]  # a value in the autograd graph: the node and which of its outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +52,16 @@ class Split:
 
     Without a name, f0 ends at the first module with parameters (if there is none, at the first)
     that the whole input passes through, in the order in which modules finish; where there is no
-    such module, as in front of two parallel stems, f0 is the identity. `known`: where it ends, if
-    that was found before on another form of the same network.
+    such module, as in front of two parallel stems, f0 is the identity.
     """
 
-    def __init__(
-        self, model: nn.Module, first_layer: str | None = None, *, known: Cut | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, first_layer: str | None = None) -> None:
         self.model = model
         # The modules inside a compiled network can be watched only in the original.
         self._original = uncompiled(model)
         if first_layer is not None:
             _submodule(self._original, first_layer)  # refuses a wrong name now
         self._first_layer = first_layer
-        self._known = known
         self._cuts: dict[object, Cut] = {}
         self._studied: object = None  # the network that they are of
         self._now: tuple[Cut, Frozen] | None = None  # inside `still`
@@ -89,8 +83,6 @@ class Split:
         """Study the network on inputs like x (B, ...), once for each shape and mode."""
         if self._now is not None:
             return self._now[0]
-        if self._known is not None:
-            return self._known
         modules = made_of(self._original)
         hooks = [(*m._forward_pre_hooks, *m._forward_hooks) for m in modules]  # their numbers
         if (modules, hooks) != self._studied:
@@ -113,13 +105,13 @@ class Split:
             return propagate(f, x, objective, weights=weights)
         f = frozen.anew() if weights is None else self._original
         f0 = self.f0(x, rng_state(x) if cut.random else None)  # as it is before the pass
-        with _watch_costate(cut.module) as found, eager(cut.compiled_parts):
+        with _watch_costate(cut.module) as costates, eager(cut.compiled_parts):
             out = propagate(f, x, objective, weights=weights)
-        if len(found) != 1:
-            raise ValueError(f"{cut.name!r} was called {len(found)} times in this forward pass")
-        return replace(out, p=found[0], f0=f0)
+        if len(costates) != 1:
+            raise ValueError(f"{cut.name!r} was called {len(costates)} times in this forward pass")
+        return replace(out, p=costates[0], f0=f0)
 
-    def f0(self, x: Tensor, rng: RngState | None = None) -> FirstLayer:
+    def f0(self, x: Tensor, rng: RngState | None = None) -> Prefix:
         """f0 alone, frozen; with `rng`, every call draws the same random numbers."""
         cut = self.cut(x)
         if self._now is not None and not cut.affine:
@@ -147,7 +139,7 @@ class Split:
             random = random or not torch.equal(rng[1], drawn[1])
         # Where f0 draws, another draw may take another way (stochastic depth).
         f0 = _F0(call.module, frozen, rng)
-        affine = not random and _is_linear(call.edge) and _gradient_is_constant(f0, x)
+        affine = not random and is_linear(call.edge) and gradient_is_constant(f0, x)
         return Cut(call.name, call.module, affine, random)
 
 
@@ -157,8 +149,8 @@ def cut_names(model: nn.Module, x: Tensor) -> list[str]:
     with forked_rng(x), torch.enable_grad(), eager(has_compiled_parts(model)):
         calls, is_cut = _record(model, x)
         first = _first_cut(calls, is_cut)
-        found = {c.edge: c.name for c in reversed(calls) if is_cut(c)}  # one name for each value
-    names = [c.name for c in calls if found.get(c.edge) == c.name]
+        ends = {c.edge: c.name for c in reversed(calls) if is_cut(c)}  # one name for each value
+    names = [c.name for c in calls if ends.get(c.edge) == c.name]
     return names[names.index(first.name) :] if first and first.name in names else names
 
 
@@ -211,17 +203,17 @@ class _F0:
 @contextmanager
 def _watch_costate(module: nn.Module) -> Iterator[list[Tensor]]:
     """Passes in the block put p = ∂loss/∂f0 into the list on their way back."""
-    found: list[Tensor] = []
+    costates: list[Tensor] = []
 
     # A hook on the tensor, not .retain_grad(): the next module may overwrite f0's output in
     # place, and p belongs to the value before that.
     def watch(_module: nn.Module, _args: object, output: Tensor) -> Tensor:
         output = own(output)
-        output.register_hook(found.append)
+        output.register_hook(costates.append)
         return output
 
     with module.register_forward_hook(watch):
-        yield found
+        yield costates
 
 
 def own(output: Tensor) -> Tensor:
@@ -272,7 +264,7 @@ def _record(model: nn.Module, x: Tensor) -> tuple[list[_Call], IsCut]:
     def is_cut(call: _Call, _alive: Tensor = logits) -> bool:  # nodes may not outlive the graph
         if call.edge is None:
             return False
-        if call.edge == end and not _is_linear(end):  # f0 would be the whole network
+        if call.edge == end and not is_linear(end):  # f0 would be the whole network
             return False
         alone = sum(other.module is call.module for other in calls) == 1
         return alone and not _reaches(end, x, without=call.edge)
@@ -280,21 +272,8 @@ def _record(model: nn.Module, x: Tensor) -> tuple[list[_Call], IsCut]:
     return calls, is_cut
 
 
-def _walk(start: Edge, without: Edge | None = None) -> Iterator[Node]:
-    """Every node between `start` and the input, not going through the value `without`."""
-    todo, seen = [start], {start}
-    while todo:
-        edge = todo.pop()
-        if edge == without:
-            continue
-        yield edge[0]
-        following = {(n, i) for n, i in edge[0].next_functions if n is not None}
-        todo += following - seen
-        seen |= following
-
-
 def _reaches(start: Edge, x: Tensor, without: Edge) -> bool:
-    return any(getattr(node, "variable", None) is x for node in _walk(start, without))
+    return any(getattr(node, "variable", None) is x for node in walk(start, without))
 
 
 def _first_cut(calls: list[_Call], is_cut: IsCut) -> _Call | None:
@@ -338,49 +317,3 @@ def _submodule(model: nn.Module, name: str) -> nn.Module:
     raise ValueError(
         f"no module {name!r} in the model for first_layer; near names: {', '.join(near)}"
     )
-
-
-# ---------------------------------------------------------------- is f0 affine?
-
-# Autograd nodes of operations that are linear in each single input.
-_LINEAR = frozenset(
-    "Addmm Alias AvgPool2D AvgPool3D Bmm Clone ConstantPadNd Convolution Div Expand Flip Im2Col "
-    "Mean Mm Mul Mv Neg Permute PixelUnshuffle ReflectionPad1D ReflectionPad2D "
-    "Repeat ReplicationPad1D ReplicationPad2D ReshapeAlias Roll Rsub Select Slice Squeeze Sum T "
-    "ToCopy Transpose Unfold UnsafeView Unsqueeze UpsampleBilinear2D UpsampleNearest2D View".split()
-)
-# Those that stay linear when several of their inputs depend on x.
-_ADDITIVE = frozenset("Add Cat Stack Sub".split())
-
-
-def _is_linear(edge: Edge) -> bool:
-    """Whether every operation between the input and this value is linear in the input.
-
-    An operation not known to be linear only costs speed: the inner loop is then run in full.
-    """
-    for node in _walk(edge):
-        name = node.name()
-        if name.endswith("AccumulateGrad"):
-            continue
-        operation = name.rstrip("0123456789").removesuffix("Backward")
-        inputs = [i for i, (following, _) in enumerate(node.next_functions) if following]
-        if operation in _ADDITIVE:
-            continue
-        if operation not in _LINEAR or len(inputs) != 1:
-            return False
-        if operation == "Div" and inputs != [0]:
-            return False
-    return True
-
-
-def _gradient_is_constant(f0: FirstLayer, x: Tensor) -> bool:
-    """Whether ∇ p·f0 agrees at x, at a random point and at a random corner, for one random p.
-
-    Catches what the graph hides, such as division by a detached statistic of the input.
-    """
-    with torch.no_grad():
-        p = torch.randn_like(f0(x))
-    point = torch.rand_like(x)
-    at_x, *others = (f0.pull_back(p, at) for at in (x, point, (point > 0.5).to(x)))
-    allowed = 1e-4 * at_x.abs() + 1e-6 * at_x.abs().max()
-    return all(bool(((at_x - other).abs() <= allowed).all()) for other in others)

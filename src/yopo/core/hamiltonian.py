@@ -1,4 +1,4 @@
-"""The adversary's inner loop: climb H0(eta) = p·f0(x + eta) with the co-state p frozen.
+"""The adversary's inner loop: eta goes up H0(eta) = p·f0(x + eta), the co-state p frozen.
 
 The paper has two signs for p. Section 2.2 takes p = +∂loss/∂f0 and lets the adversary ascend;
 section 3 takes p = −∂loss/∂f0 and lets it minimise H0. Here, as in all methods: plus, and ascend.
@@ -16,13 +16,6 @@ def ascend(threat: Threat, x: Tensor, eta: Tensor, at: Propagation, n: int) -> T
     The first step needs no pass through f0: its gradient p·∂f0/∂x is the ∂loss/∂x that the
     propagation found. Where f0 is affine that is the gradient of every step.
     """
-    if at.climb is not None:
-        return at.climb(threat, x, eta, n)
-    if at.p is None or at.f0 is None:
+    if at.p is None:
         return threat.ascend(eta, at.grad, x, n=n)
-    grad = at.grad
-    for s in range(n):
-        if s > 0:
-            grad = at.f0.pull_back(at.p, x + eta)
-        eta = threat.ascend(eta, grad, x)
-    return eta
+    return at.passes.inner_loop(threat, x, eta, at, n)

@@ -1,5 +1,6 @@
-"""One forward and backward pass, and what it costs."""
+"""The passes that methods are made of, and what they cost."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,7 +23,7 @@ ATTACK_ONLY = 2 / 3
 FULL = 1.0
 
 
-class FirstLayer(Protocol):
+class Prefix(Protocol):
     """f0 alone, as it ran in one propagation: same weights, same dropout masks."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -32,6 +33,55 @@ class FirstLayer(Protocol):
         """∇x p·f0(x)."""
 
 
+class Passes(ABC):
+    """What a pass does after the network's forward. `Plain` does it as PyTorch would.
+
+    A network that is `Passes` itself, as the engine's compiled one, does it in its own way.
+    """
+
+    @abstractmethod
+    def attack_pass(self, loss: Tensor, x: Tensor) -> Tensor:
+        """∂loss/∂x, and no weight gradient."""
+
+    @abstractmethod
+    def weight_pass(self, loss: Tensor, x: Tensor | None) -> None:
+        """Add ∂loss/∂θ to .grad, and ∂loss/∂x to x.grad."""
+
+    @abstractmethod
+    def inner_loop(
+        self, threat: Threat, x: Tensor, eta: Tensor, at: "Propagation", n: int
+    ) -> Tensor:
+        """Take n steps of eta up p·f0(x + eta), p frozen at the propagation `at`."""
+
+
+class Plain(Passes):
+    """As PyTorch would."""
+
+    def attack_pass(self, loss: Tensor, x: Tensor) -> Tensor:
+        """∂loss/∂x, and no weight gradient."""
+        return torch.autograd.grad(loss, x)[0]
+
+    def weight_pass(self, loss: Tensor, x: Tensor | None) -> None:
+        """The usual backward pass; x is one of its leaves."""
+        loss.backward()
+
+    def inner_loop(
+        self, threat: Threat, x: Tensor, eta: Tensor, at: "Propagation", n: int
+    ) -> Tensor:
+        """The first step's gradient is the propagation's own; later ones are pulled through f0."""
+        assert at.p is not None
+        assert at.f0 is not None
+        grad = at.grad
+        for s in range(n):
+            if s > 0:
+                grad = at.f0.pull_back(at.p, x + eta)
+            eta = threat.ascend(eta, grad, x)
+        return eta
+
+
+PLAIN = Plain()
+
+
 @dataclass(frozen=True, slots=True)
 class Propagation:
     """What one pass at x found."""
@@ -39,9 +89,9 @@ class Propagation:
     loss: Tensor  # ()
     logits: Tensor  # (B, C)
     grad: Tensor  # ∂loss/∂x, (B, ...)
+    passes: Passes = PLAIN  # of the network that was propagated
     p: Tensor | None = None  # the co-state ∂loss/∂f0, where the inner loop needs it
-    f0: FirstLayer | None = None  # with p
-    climb: Callable[[Threat, Tensor, Tensor, int], Tensor] | None = None  # a faster inner loop
+    f0: Prefix | None = None  # with p
 
 
 def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:
@@ -60,14 +110,15 @@ def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | N
             loss = scalar(objective(tensor(logits)))
             if not loss.requires_grad:
                 raise ValueError(NO_GRADIENT if logits.requires_grad else NO_WAY_BACK)
+            passes = passes_of(network)
             if weights is None:
-                (grad,) = torch.autograd.grad(loss, x)
+                grad = passes.attack_pass(loss, x)
             else:
-                differentiate(network, loss * weights, x)
+                passes.weight_pass(loss * weights, x)
                 if x.grad is None:
                     raise ValueError(NO_WAY_BACK)
                 grad = x.grad
-        return Propagation(loss.detach(), logits.detach(), grad)
+        return Propagation(loss.detach(), logits.detach(), grad, passes)
 
     return f.run(work) if isinstance(f, Frozen) else work(f)
 
@@ -83,13 +134,14 @@ def backpropagate(
     return loss.detach(), logits.detach()
 
 
-def differentiate(f: Network, loss: Tensor, x: Tensor | None = None) -> None:
-    """Add ∂loss/∂θ to .grad, and ∂loss/∂x to x.grad, in the network's own way if it has one."""
-    own = getattr(f, "differentiate", None)
-    if own is None:
-        loss.backward()
-    else:
-        own(loss, x)
+def differentiate(f: Network, loss: Tensor) -> None:
+    """Add ∂loss/∂θ to .grad, as the network does it."""
+    passes_of(f).weight_pass(loss, None)
+
+
+def passes_of(f: Network) -> Passes:
+    """The network's own passes if it has some."""
+    return f if isinstance(f, Passes) else PLAIN
 
 
 def scalar(loss: Tensor) -> Tensor:

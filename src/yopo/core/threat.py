@@ -6,7 +6,7 @@ start, a projection, and n ascent steps along one fixed gradient. Any object wit
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -50,6 +50,12 @@ class Linf:
     def __init__(self, eps: float, step: float | None = None) -> None:
         _set_radius_and_step(self, eps, step)
 
+    def resized(self, eps: float | Tensor, step: float | Tensor) -> Self:
+        """A ball of this kind and of any radius, also one beyond the box; tensors () will do."""
+        made = object.__new__(type(self))
+        _set(made, eps, step)
+        return made
+
     def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw eta uniformly from the ball, then put it into the box."""
         eta = torch.empty_like(x).uniform_(-1, 1, generator=generator)
@@ -80,6 +86,12 @@ class L2:
 
     def __init__(self, eps: float, step: float | None = None) -> None:
         _set_radius_and_step(self, eps, step)
+
+    def resized(self, eps: float | Tensor, step: float | Tensor) -> Self:
+        """A ball of this kind and of any radius, also one beyond the box; tensors () will do."""
+        made = object.__new__(type(self))
+        _set(made, eps, step)
+        return made
 
     def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw eta uniformly from the ball, then put it into the box."""
@@ -112,14 +124,6 @@ class L2:
         return eta
 
 
-def unchecked(kind: type[Linf | L2], eps: float | Tensor, step: float | Tensor) -> Linf | L2:
-    """A ball of any radius, or with tensors that a captured step reads anew."""
-    made = object.__new__(kind)
-    object.__setattr__(made, "eps", eps)
-    object.__setattr__(made, "step", step)
-    return made
-
-
 def _set_radius_and_step(threat: Linf | L2, eps: float, step: float | None) -> None:
     given: object = eps
     if not isinstance(given, Real):
@@ -130,8 +134,12 @@ def _set_radius_and_step(threat: Linf | L2, eps: float, step: float | None) -> N
         raise ValueError(
             f"expected eps of at most 1, the range of pixels, got {eps}; 8 of 255 is 8/255"
         )
-    object.__setattr__(threat, "eps", float(eps))
-    object.__setattr__(threat, "step", float(eps) / 4 if step is None else check_step(step))
+    _set(threat, float(eps), float(eps) / 4 if step is None else check_step(step))
+
+
+def _set(threat: Linf | L2, eps: float | Tensor, step: float | Tensor) -> None:
+    object.__setattr__(threat, "eps", eps)
+    object.__setattr__(threat, "step", step)
 
 
 def _norm(v: Tensor) -> Tensor:

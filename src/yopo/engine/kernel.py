@@ -38,7 +38,7 @@ def fits(f0: nn.Module, x: Tensor) -> bool:
     )
 
 
-def climb(
+def inner_loop(
     conv: nn.Conv2d,
     p: Tensor,  # (B, C', H', W')
     x: Tensor,  # (B, C, H, W)
@@ -48,7 +48,7 @@ def climb(
     step: Tensor,
     n: int,
 ) -> Tensor:
-    """Take n projected sign steps up p·relu(conv(x + eta)); as `hamiltonian.ascend`, L∞.
+    """Take n projected sign steps up p·relu(conv(x + eta)); as `Plain.inner_loop`, L∞.
 
     Products are taken in bf16 under autocast, else in float32.
     """
@@ -63,7 +63,7 @@ def climb(
     point = torch.empty_like(x)  # x + eta
     parts = x.new_empty(batch, taps, rows * columns)  # of the gradient, by tap
     bias = conv.bias if conv.bias is not None else conv.weight.new_zeros(out)
-    _climb[(batch,)](
+    _steps[(batch,)](
         result,
         point,
         parts,
@@ -97,7 +97,7 @@ def climb(
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _climb(  # type: ignore[no-untyped-def]
+def _steps(  # type: ignore[no-untyped-def]
     eta,
     point,
     parts,

@@ -1,11 +1,15 @@
 """What all training methods share: checked input, gradients all or none, one kind of answer."""
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from yopo.core.checks import (
     check_eta,
@@ -16,6 +20,7 @@ from yopo.core.checks import (
     check_trainable,
 )
 from yopo.core.exchange import watch
+from yopo.core.first_layer import Cut, Split
 from yopo.core.frozen import (
     Frozen,
     all_or_nothing,
@@ -45,10 +50,16 @@ class Method(ABC):
     """A way to train. `backward` fills .grad of the model's parameters.
 
     Else it changes only what any training pass does, BatchNorm's statistics; Free also steps its
-    optimizer.
+    optimizer. The class attributes, `cut`, `settings`, `on`, `run`, `state_dict` and
+    `load_state_dict` are all that the engine, the trainer and checkpoints ask of a method.
     """
 
     compares_classes = False  # with one logit, whose softmax is always 1, it would do nothing
+    layer_by_layer = False  # it does not run the network as a whole, so no compiled one will do
+    threat: Threat | None = None
+    generator: torch.Generator | None = None
+    optimizer: Optimizer | None = None  # the one that it steps itself, inside a batch
+    split: Split | None = None  # the network as g ∘ f0, if it makes use of that
 
     def __init__(self, model: nn.Module, *, loss: Loss | None) -> None:
         check_trainable(model)
@@ -96,6 +107,37 @@ class Method(ABC):
         known = getattr(self.loss, "func", self.loss) is F.cross_entropy
         known = known and "ignore_index" not in getattr(self.loss, "keywords", {})
         check_targets(y, x, self._classes if known else None)
+        self.cut(x)
+
+    def cut(self, x: Tensor) -> Cut | None:
+        """Where f0 ends on inputs like x (B, ...), if it makes use of that."""
+        return None if self.split is None else self.split.cut(x)
+
+    def settings(self) -> dict[str, Any]:
+        """Its numbers and choices by name: m, n, grad_at, …"""
+        kinds = (int, float, str)
+        return {k: v for k, v in vars(self).items() if isinstance(v, kinds) and k[0] != "_"}
+
+    def on(
+        self, model: nn.Module, *, threat: Threat | None, loss: Loss, split: Split | None
+    ) -> Self:
+        """The same method on another form of its network, with such forms of its parts."""
+        other = copy.copy(self)
+        other.model, other.threat, other.loss, other.split = model, threat, loss, split
+        return other
+
+    def run(self, x: Tensor, y: Tensor) -> Step:
+        """As `backward`, but x and y are not checked, and .grad holds half of it after an error."""
+        return self._run(x, y, None)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What it carries from batch to batch, by name: tensors (B, ...), one row an image."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from these very tensors; what is not among them starts anew."""
+        if state:
+            raise ValueError(f"{type(self).__name__} carries nothing, got {', '.join(state)}")
 
     @abstractmethod
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
@@ -108,6 +150,8 @@ class Method(ABC):
 
 class AdversarialMethod(Method):
     """A way to train against a threat."""
+
+    threat: Threat
 
     def __init__(
         self,
@@ -127,6 +171,15 @@ class AdversarialMethod(Method):
         if eta is None:
             return self.threat.start(x, self.generator)
         return self.threat.project(eta, x)
+
+
+def carried_over(state: Tensor | None, x: Tensor) -> Tensor:
+    """What the last batch left, cut or filled up with zeros if x (B, ...) is of another size."""
+    rows = torch.zeros_like(x)
+    if state is not None and state.shape[1:] == x.shape[1:]:
+        size = min(len(x), len(state))
+        rows[:size] = state[:size]
+    return rows
 
 
 def plain(t: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Free-m (Shafahi et al. 2019): every pass moves both the weights and the perturbation."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -8,7 +10,7 @@ from yopo.core.checks import check_at_least, check_optimizer, check_step
 from yopo.core.losses import Loss
 from yopo.core.propagation import FULL, propagate
 from yopo.core.threat import Threat
-from yopo.methods.base import AdversarialMethod, Step
+from yopo.methods.base import AdversarialMethod, Step, carried_over
 
 
 class Free(AdversarialMethod):
@@ -34,12 +36,12 @@ class Free(AdversarialMethod):
         self.m = m
         self.step = None if step is None else check_step(step)
         check_optimizer(optimizer, model)
-        self.optimizer = optimizer
+        self.optimizer: Optimizer = optimizer
         self.eta: Tensor | None = None  # carried over, (B, ...)
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         objective = self._objective(y)
-        eta = self.threat.project(self._carried(x) if eta is None else eta, x)
+        eta = self.threat.project(carried_over(self.eta, x) if eta is None else eta, x)
         for replay in range(self.m):
             if replay > 0:
                 self.optimizer.step()
@@ -51,10 +53,10 @@ class Free(AdversarialMethod):
         self.eta = eta
         return Step(at.loss, at.logits, eta, self.m * FULL)
 
-    def _carried(self, x: Tensor) -> Tensor:
-        """The last batch's eta, cut or filled up with zeros if the batch size changed."""
-        eta = torch.zeros_like(x)
-        if self.eta is not None and self.eta.shape[1:] == x.shape[1:]:
-            size = min(len(x), len(self.eta))
-            eta[:size] = self.eta[:size]
-        return eta
+    def state_dict(self) -> dict[str, Tensor]:
+        """The perturbation."""
+        return {} if self.eta is None else {"eta": self.eta}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Zero if there is none."""
+        self.eta = state.get("eta")

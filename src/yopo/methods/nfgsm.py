@@ -9,7 +9,7 @@ from yopo.core.checks import check_choice, check_step
 from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.losses import Loss
 from yopo.core.propagation import ATTACK_ONLY, FULL, backpropagate, propagate
-from yopo.core.threat import L2, Linf, unchecked
+from yopo.core.threat import L2, Linf
 from yopo.methods.base import AdversarialMethod, Step
 
 
@@ -46,11 +46,11 @@ class NFGSM(AdversarialMethod):
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         objective = self._objective(y)
-        kind, eps = type(self.threat), self.threat.eps
+        eps = self.threat.eps
         step = self.step or eps
         # Noise and step together never leave `reach`, so only the box is left to project on.
-        noise = unchecked(kind, self.noise * eps, step)
-        reach = unchecked(kind, self.noise * eps + step, step)
+        noise = self.threat.resized(self.noise * eps, step)
+        reach = self.threat.resized(self.noise * eps + step, step)
         eta = noise.start(x, self.generator) if eta is None else noise.project(eta, x)
         with eval_mode(self.model, self.attack_mode == "eval"):
             at = propagate(Frozen(self.model), x + eta, objective, weights=None)

@@ -32,6 +32,8 @@ class PMP(AdversarialMethod):
     last round's states alone.
     """
 
+    layer_by_layer = True
+
     def __init__(
         self,
         model: nn.Module,
@@ -72,21 +74,21 @@ class PMP(AdversarialMethod):
         self.dynamics = Studied(model, layers, regulariser)
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
-        game, literal = self.dynamics.on(x), self.weights_at == "algorithm1"
+        game, printed = self.dynamics.on(x), self.weights_at == "algorithm1"
         weights = Ascent(game) if self.weights == "gradient" else Argmax(game, self.rho, self.steps)
         eta, total, spent = self._start(x, eta), torch.zeros((), device=x.device), 0.0
         if self.weights_at == "after":  # the pass before η^1 gives the weights nothing
             at = game.propagate(x + eta, y, self.loss, weights=False)
             eta, spent = self._argmin(game, x, eta, at), ATTACK_ONLY
         for j in range(1, self.m + 1):
-            used = not literal or j == self.m
+            used = not printed or j == self.m
             at = game.propagate(x + eta, y, self.loss, weights=used)  # ∇_p H_t, then ∇_x H_t
             if self.weights_at != "after" or j < self.m:
                 eta = self._argmin(game, x, eta, at)  # η^j = argmin H_0(x + η, p_1, θ_0)
-            if literal:
+            if printed:
                 weights.see(0, moved(game, at, x + eta), 1 / self.m)
-            for t in range(literal, len(game) if used else 0):
-                weights.see(t, at, 1.0 if literal else 1 / self.m)
+            for t in range(printed, len(game) if used else 0):
+                weights.see(t, at, 1.0 if printed else 1 / self.m)
             total, spent = total + at.payoff / self.m, spent + (FULL if used else ATTACK_ONLY)
         spent += weights.finish()  # θ_t = argmax Σ_i H_t, t = T−1 … 0
         return Step(total, at.x[-1], eta, spent)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.core.checks import check_at_least, check_choice
-from yopo.core.first_layer import Split
+from yopo.core.first_layer import Cut, Split
 from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.hamiltonian import ascend
 from yopo.core.losses import Loss
@@ -47,13 +47,12 @@ class TRADESYOPO(AdversarialMethod):
         self.n = n
         self.beta = beta
         self.attack_mode = attack_mode
-        self.split = Split(model, first_layer)
+        self.split: Split = Split(model, first_layer)
 
-    def prepare(self, x: Tensor, y: Tensor) -> None:
-        """Find where f0 ends, too."""
-        super().prepare(x, y)
+    def cut(self, x: Tensor) -> Cut:
+        """As the attack passes see the network."""
         with eval_mode(self.model, self.attack_mode == "eval"):
-            self.split.cut(x)
+            return self.split.cut(x)
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         eta = self._start(x, eta)  # eta^{1,0}

@@ -44,12 +44,7 @@ class YOPO(AdversarialMethod):
         self.m = m
         self.n = n
         self.grad_at = grad_at
-        self.split = Split(model, first_layer)
-
-    def prepare(self, x: Tensor, y: Tensor) -> None:
-        """Find where f0 ends, too."""
-        super().prepare(x, y)
-        self.split.cut(x)
+        self.split: Split = Split(model, first_layer)
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         run = {"after": self._after, "before": self._before, "last": self._last}[self.grad_at]

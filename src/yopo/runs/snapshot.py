@@ -29,9 +29,7 @@ class Snapshot:
             tensors |= {f"ema-hidden.{k}": v for k, v in _hidden(self.ema.model).items()}
         for i, p in enumerate(self._parameters()):
             tensors |= {f"optimizer.{i}.{k}": v for k, v in self._state(p).items()}
-        if isinstance(self.method, yopo.Free) and self.method.eta is not None:
-            tensors["free.eta"] = self.method.eta
-        return tensors
+        return tensors | {f"{self._carried}{k}": v for k, v in self.method.state_dict().items()}
 
     def copy(self) -> dict[str, Tensor]:
         """The same, in memory of its own."""
@@ -39,20 +37,20 @@ class Snapshot:
 
     def is_finite(self) -> bool:
         """Whether no weight, average or state of the optimizer is NaN or infinite."""
-        mine = [t for k, t in self.take().items() if t.is_floating_point() and k != "free.eta"]
-        return all(bool(t.isfinite().all()) for t in mine)
+        mine = {k: t for k, t in self.take().items() if not k.startswith(self._carried)}
+        return all(bool(t.isfinite().all()) for t in mine.values() if t.is_floating_point())
 
     def gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of all processes: the first's, and of the others what is their own.
 
-        These are buffers (BatchNorm's statistics, if not synchronised) and Free's perturbation.
+        These are buffers (BatchNorm's statistics, if not synchronised) and what the method carries.
         Nothing changes in any process, so a run that is saved goes on as one that is not.
         """
         if not distributed.several():
             return tensors
         whole = dict(tensors)
-        if "free.eta" in tensors:
-            whole["free.eta"] = torch.cat(distributed.gathered(tensors["free.eta"]))
+        for key in (k for k in tensors if k.startswith(self._carried)):
+            whole[key] = torch.cat(distributed.gathered(tensors[key]))
         buffers = {f"model.{k}" for k, _ in self.model.named_buffers()}
         for key in (k for k in tensors if k in buffers or k.startswith("hidden.")):
             for rank, other in enumerate(distributed.gathered(tensors[key])):
@@ -60,14 +58,12 @@ class Snapshot:
                     whole[f"rank-{rank}.{key}"] = other
         return whole
 
-    @staticmethod
-    def own(tensors: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
+    def own(self, tensors: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
         """Of the tensors of all processes, this one's; there may be more or fewer now."""
         shared = {k: v for k, v in tensors.items() if not k.startswith("rank-")}
         mine = {k: tensors.get(f"rank-{rank}.{k}", v) for k, v in shared.items()}
-        if "free.eta" in mine:
-            mine["free.eta"] = mine["free.eta"].chunk(world)[rank]
-        return mine
+        carried = {k: v for k, v in mine.items() if k.startswith(self._carried)}
+        return mine | {k: v.chunk(world)[rank] for k, v in carried.items()}
 
     def put_back(self, tensors: dict[str, Tensor]) -> None:
         """Make all parts what they were when `tensors` were taken in this process."""
@@ -92,10 +88,14 @@ class Snapshot:
                 self.optimizer.state[p][name] = (
                     value.clone() if name == "step" else torch.empty_like(p).copy_(value)
                 )
-        if isinstance(self.method, yopo.Free):
-            eta = tensors.get("free.eta")
-            device = next(self.model.parameters()).device
-            self.method.eta = None if eta is None else eta.to(device, copy=True)
+        device = next(self.model.parameters()).device
+        carried = {k: v.to(device, copy=True) for k, v in part(self._carried).items()}
+        self.method.load_state_dict(carried)
+
+    @property
+    def _carried(self) -> str:
+        """How the names begin of what the method carries: "free."."""
+        return f"{type(self.method).__name__.lower()}."
 
     def _state(self, p: Tensor) -> dict[str, Tensor]:
         """The optimizer's tensors for a parameter: momentum, Adam's moments and count."""

@@ -76,8 +76,9 @@ class Trainer:
         if config.optimizer.clip:  # after the exchange, and in each of Free's steps too
             self.optimizer.register_step_pre_hook(self._clip)
         self.method = build_method(config, self.model, self.optimizer)
-        if isinstance(self.method, yopo.Free) and config.optimizer.accumulate > 1:
-            raise ValueError("Free steps on every batch; use optimizer.accumulate 1 with it")
+        if self.method.optimizer is not None and config.optimizer.accumulate > 1:
+            name = type(self.method).__name__
+            raise ValueError(f"{name} steps on every batch; use optimizer.accumulate 1 with it")
         self.ema = EMA(self.model, config.ema) if config.ema else None
         self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
         self.engine = self._engine()
@@ -128,8 +129,9 @@ class Trainer:
         if self.world > 1 or c.optimizer.accumulate > 1:
             self.watch.say("plain steps: the engine is for one process without accumulation")
             return None
-        if isinstance(self.method, yopo.PMP):
-            self.watch.say("plain steps: PMP runs the network layer by layer")
+        if self.method.layer_by_layer:
+            name = type(self.method).__name__
+            self.watch.say(f"plain steps: {name} runs the network layer by layer")
             return None
         return Engine(
             self.method, self.optimizer, ema=self.ema, precision=c.precision, say=self.watch.say
@@ -293,7 +295,7 @@ class Trainer:
             p.evaluate_seconds += time.perf_counter() - started
             line |= {"clean": clean, "robust": robust, "images": min(images, len(self._held[0]))}
             # Natural training has no robustness to lose, or to be chosen by.
-            natural = isinstance(self.method, yopo.Natural)
+            natural = not isinstance(self.method, yopo.AdversarialMethod)
             score, best = (clean, -1.0) if natural else (robust, p.healthiest)
             if p.epoch < c.eps_warmup:  # trained against less than it is measured with
                 best = -1.0

@@ -12,7 +12,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.graph import GraphLowering
 
 from tests.conftest import Batch
-from yopo.engine import compiled
+from yopo.engine import overlap
 from yopo.models import preactresnet18
 
 
@@ -27,7 +27,7 @@ def _graphs_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def uncached(rewrite: Callable[[torch.fx.Graph], None]) -> Any:
     """A pass that the compiler cannot have met before, so that it must compile."""
     rewrite.__name__ = uuid4().hex
-    return compiled._pass(rewrite, 0)
+    return overlap._pass(rewrite, 0)
 
 
 class Block(nn.Module):
@@ -51,7 +51,7 @@ def test_only_relus_after_batchnorm_are_masked_by_their_input(batch: Batch) -> N
     kept: list[int] = []
 
     def rewrite(graph: torch.fx.Graph) -> None:
-        compiled.masks_from_inputs(graph)
+        overlap.masks_from_inputs(graph)
         masks = graph.find_nodes(op="call_function", target=aten.le.Scalar)
         looked_at.extend(str(mask.args[0].target) for mask in masks)
 
@@ -102,6 +102,6 @@ def test_the_backward_pass_reads_less() -> None:
     net = preactresnet18(width=8, blocks=(2, 2)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = torch.rand(4, 3, 16, 16).to(memory_format=torch.channels_last).requires_grad_()
     plain, ours = (
-        backward_traffic(net, x, s) for s in ({}, compiled.inductor_options(overlap=False))
+        backward_traffic(net, x, s) for s in ({}, overlap.inductor_options(overlap=False))
     )
     assert ours < 0.9 * plain
