@@ -56,6 +56,37 @@ def float32() -> None:
 
 
 @pytest.fixture
+def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch.compile as far as its last graphs; they run operator by operator, without C++.
+
+    What our code decides is in the graphs: what is traced, guarded, differentiated, rewritten. The
+    kernels are torch's and cost half a second each; what depends on them is tested with them.
+    """
+    from torch._functorch import config as autograd
+    from torch._inductor import compile_fx, config
+    from torch._inductor.output_code import MockFXGraphCacheOutput
+    from torch._inductor.virtualized import V
+
+    def without_kernels(
+        module: torch.fx.GraphModule, inputs: Any, *_: object, is_inference: bool, **__: object
+    ) -> Any:
+        compile_fx.view_to_reshape(module)
+        with torch.no_grad():
+            fake = compile_fx.fake_tensor_prop(module, inputs)
+        with V.set_fake_mode(fake):
+            compile_fx._recursive_post_grad_passes(module, is_inference=is_inference)
+        module.graph.eliminate_dead_code()  # parts of what an operator in place does not return
+        module.recompile()
+        return MockFXGraphCacheOutput(lambda inputs: module(*inputs))
+
+    monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", without_kernels)
+    torch._dynamo.reset()  # here and below: what was compiled the other way must not serve
+    with config.patch(fx_graph_cache=False), autograd.patch(enable_autograd_cache=False):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def batch() -> Batch:
     """6 small images in 4 classes; some pixels lie on the box's corners."""
     x = torch.rand(6, 3, 8, 8)

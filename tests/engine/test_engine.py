@@ -151,12 +151,18 @@ def test_off_it_is_the_plain_loop(build: Build, batch: Batch) -> None:
     compare(bn_convnet(), build, several(batch, 4), THREAT, 1e-12, compile=False)
 
 
+GRAPHS_ALONE = pytest.mark.usefixtures("graphs_alone")
+
+
 @pytest.mark.parametrize("name", ["free", "yopo before", "trades-yopo"])
-def test_compiled_without_a_graph(name: str, batch: Batch) -> None:
+def test_compiled_without_a_graph(name: str, batch: Batch, request: pytest.FixtureRequest) -> None:
+    if name != "free":  # one has kernels
+        request.getfixturevalue("graphs_alone")
     threat = L2(0.5) if name == "yopo before" else THREAT
     compare(bn_convnet(), METHODS[name], several(batch, 4), threat, 1e-9, compile=True)
 
 
+@GRAPHS_ALONE
 def test_compiled_with_an_inner_loop_of_its_own(batch: Batch) -> None:
     def build(net: nn.Module, _: object, threat: Threat) -> Method:
         return YOPO(net, threat, m=2, n=3, first_layer="1")
@@ -187,6 +193,7 @@ def adam_twins(net: nn.Module, batches: list[Batch], tol: float) -> Engine:
     return engine
 
 
+@GRAPHS_ALONE
 def test_adamw(batch: Batch) -> None:
     adam_twins(convnet(), several(batch, 4), tol=1e-9)
 
@@ -230,6 +237,7 @@ def test_frees_perturbation_can_be_put_back(batch: Batch) -> None:
     torch.testing.assert_close(engine.step(x, y).eta, kept)
 
 
+@GRAPHS_ALONE
 def test_other_shapes_run_plainly(batch: Batch) -> None:
     x, y = batch
     batches = [(x, y), (x[:4], y[:4]), (x, y)]
@@ -246,6 +254,7 @@ def test_a_growing_threat_stays_inside(batch: Batch) -> None:
         assert 0.9 * part * THREAT.eps < eta.abs().max() <= part * THREAT.eps * (1 + 1e-9)
 
 
+@GRAPHS_ALONE
 def test_preparing_trains_nothing(batch: Batch) -> None:
     net = bn_convnet()
     optimizer = sgd(net)
@@ -262,6 +271,7 @@ def test_preparing_trains_nothing(batch: Batch) -> None:
         assert momentum["momentum_buffer"].abs().max() == 0
 
 
+@GRAPHS_ALONE
 def test_what_cannot_be_compiled_runs_plainly_and_says_so(batch: Batch) -> None:
     said: list[str] = []
     net = preactresnet18(4, width=4, blocks=(1,))

@@ -18,9 +18,10 @@ from tests.engine.test_engine import THREAT
 from yopo import PGD, TRADES, YOPO, Engine, Free, Linf, Method, Natural
 from yopo.engine.capture import begins_at_zero
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor"
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a"),
+    pytest.mark.usefixtures("graphs_alone"),
+]
 Make = Callable[[nn.Module, torch.optim.Optimizer], Method]
 Optimize = Callable[[nn.Module], torch.optim.Optimizer]
 

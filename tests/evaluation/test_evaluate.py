@@ -459,6 +459,7 @@ def test_compiled_the_same_images_fall(batch: Batch) -> None:
     assert 0 < fast.worst < fast.accuracy["clean"] == 1
 
 
+@pytest.mark.usefixtures("graphs_alone")
 @pytest.mark.filterwarnings("ignore")  # of torch's own making, when it compiles
 def test_two_graphs_serve_every_batch() -> None:
     model = yopo.models.SmallCNN(width=4, hidden=8).double().eval().requires_grad_(False)

@@ -263,6 +263,7 @@ def test_the_loop_is_plain_sgd_for_natural_training(tmp_path: Path) -> None:
         torch.testing.assert_close(trainer.model.state_dict()[key], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("graphs_alone")
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor"
 )  # of torch's own making, when it compiles
