@@ -1,4 +1,4 @@
-"""The engine was taken apart, and the compiled steps are what they were: by the compiler's count."""
+"""The engine was taken apart; by the compiler's count its steps are what they were."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_steps_are_what_they_were() -> None:
 
 
 @pytest.mark.usefixtures("float32")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
+@pytest.mark.filterwarnings("ignore")  # of torch's own making, as in the tool
 def test_one_more_attack_pass_is_seen() -> None:
     x, y = torch.rand(4, 1, 28, 28), torch.arange(4)
     rows: list[dict[str, Any]] = []
