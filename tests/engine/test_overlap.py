@@ -1,6 +1,8 @@
-"""What the compiler is told about networks."""
+"""What the compiler is told about networks, and that the engine does without it."""
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -11,8 +13,10 @@ from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.graph import GraphLowering
 
+import yopo
 from tests.conftest import Batch
-from yopo.engine import overlap
+from yopo.engine import engine, overlap
+from yopo.engine.network import OneStream
 from yopo.models import preactresnet18
 
 
@@ -105,3 +109,31 @@ def test_the_backward_pass_reads_less() -> None:
         backward_traffic(net, x, s) for s in ({}, overlap.inductor_options(overlap=False))
     )
     assert ours < 0.9 * plain
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute")
+def test_the_engine_does_without_it(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line of the package names the file; with the other import there is plain compilation."""
+    package = Path(yopo.__file__).parent
+    lines = [
+        line
+        for file in package.rglob("*.py")
+        for line in file.read_text().splitlines()
+        if re.search(r"import.*overlap|engine\.overlap", line)
+    ]
+    assert lines == ["from yopo.engine.overlap import Streams"]
+    monkeypatch.setattr(engine, "Streams", OneStream)
+    net, said = preactresnet18(4, width=4, blocks=(1,)), list[str]()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    one = engine.Engine(yopo.YOPO(net, yopo.Linf(0.1), m=2), optimizer, say=said.append)
+    one.options.overlap = True
+    one.prepare(*batch)
+    assert said == []
+    assert one.compiled
+
+
+def test_what_it_gains_is_what_was_measured() -> None:
+    record = (Path(__file__).parents[2] / "records/speed.md").read_text()
+    times = re.findall(r"\d+\.\d\d", overlap.__doc__ or "")
+    assert len(times) == 4
+    assert all(time in record for time in times)

@@ -1,0 +1,48 @@
+"""The engine was taken apart; by the compiler's count its steps are what they were."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import yopo
+from benchmarks.graphs import NETWORKS, SETTINGS, THREAT, count
+from yopo.models import SmallCNN
+
+RECORDS = Path(__file__).parents[2] / "records/graphs-cpu"
+
+
+def test_steps_are_what_they_were() -> None:
+    before, after = (json.loads((RECORDS / f"{n}.json").read_text()) for n in ("before", "after"))
+    wanted = {
+        f"{network}, {setting}: {method}"
+        for network, (_, _, methods) in NETWORKS.items()
+        for setting in SETTINGS
+        for method in methods
+    }
+    assert before["steps"].keys() == wanted
+    assert before == after
+    for name, row in after["steps"].items():
+        operations = row["step"]["operations"]
+        assert min(row["graphs"], row["kernels"], row["bytes"], row["step"]["kernels"]) > 0
+        aside = "yopo::weight_gradient" in operations
+        assert aside == (name.startswith("resnet") and "two streams" in name)
+
+
+@pytest.mark.usefixtures("float32")
+@pytest.mark.filterwarnings("ignore")  # of torch's own making, as in the tool
+def test_one_more_attack_pass_is_seen() -> None:
+    x, y = torch.rand(4, 1, 28, 28), torch.arange(4)
+    rows: list[dict[str, Any]] = []
+    for steps in (1, 2, 2):
+        torch.manual_seed(0)
+        net = SmallCNN(width=4, hidden=8)
+        make = lambda net, _, n=steps: yopo.PGD(net, THREAT, steps=n)  # noqa: E731
+        rows.append(count(net, make, x, y, "float32", False))
+    one, two, again = rows
+    assert two == again
+    assert one["kernels"] == two["kernels"]  # the same graphs, run once more
+    assert one["step"]["kernels"] < two["step"]["kernels"]
+    assert one["step"]["texts"] != two["step"]["texts"]
