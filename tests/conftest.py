@@ -70,7 +70,6 @@ def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def without_kernels(
         module: torch.fx.GraphModule, inputs: Any, *_: object, is_inference: bool, **__: object
     ) -> Any:
-        compile_fx.view_to_reshape(module)
         with torch.no_grad():
             fake = compile_fx.fake_tensor_prop(module, inputs)
         with V.set_fake_mode(fake):

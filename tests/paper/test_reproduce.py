@@ -60,7 +60,10 @@ def test_quick_runs_learn(tmp_path: Path) -> None:
     options = argparse.Namespace(resume=False, track=None, device="cpu")
     result = train_one(config, tmp_path / "run", options, title="quick")
     assert result
-    assert result["last"]["clean"] > 0.9  # with plain SGD it stayed at chance
+    # Plain SGD stayed at chance, about a tenth. Guesses are right on a fifth more of so many images
+    # with a probability below 1e-14; how much better training is differs from CPU to CPU.
+    assert result["test_images"] >= 200
+    assert result["last"]["clean"] > result["chance"] + 0.2
 
 
 @pytest.fixture

@@ -8,12 +8,14 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.conftest import Batch, NormalisesInForward, PatchTransformer, SharesModules, convnet
 from yopo.core.losses import Loss
 from yopo.models import preactresnet18
-from yopo.pmp.dynamics import Dynamics, Regulariser, WeightDecay
+from yopo.pmp.dynamics import Dynamics, Regulariser, WeightDecay, check_separable
 from yopo.pmp.layers import Theta
 
 close = partial(torch.testing.assert_close, rtol=1e-12, atol=1e-14)
@@ -339,3 +341,62 @@ def test_a_loss_may_be_a_sum(batch: Batch) -> None:
 def test_regularisers_that_return_no_number(r: Regulariser, batch: Batch) -> None:
     with pytest.raises(ValueError, match=r"one number for layer 5, got (\(6,\)|float); take"):
         Dynamics.of(convnet(), batch[0], regulariser=r).propagate(*batch, F.cross_entropy)
+
+
+TERMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # (B, 4), (B,) -> (B,)
+    "cross-entropy": lambda z, y: F.cross_entropy(z, y, reduction="none"),
+    "margin": lambda z, y: (1 + z.amax(1) - z.gather(1, y[:, None])[:, 0]).square(),
+    "either sign": lambda z, y: z.gather(1, y[:, None])[:, 0],
+}
+MIXED: dict[str, Callable[[Tensor], Tensor]] = {  # of a batch's terms; no sum and no mean of them
+    "variance": lambda terms: terms.var(correction=0),
+    "square of the mean": lambda terms: terms.mean() ** 2,
+    "logarithm of a sum": lambda terms: terms.exp().sum().log(),
+}
+DTYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16])
+
+
+def logits_of_three(seed: int, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    z = torch.randn(3, 4, dtype=torch.float64, generator=g)
+    return (z * scale).to(dtype), torch.randint(4, (3,), generator=g)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    scale=st.floats(1e-6, 1e6),
+    dtype=DTYPES,
+    term=st.sampled_from(sorted(TERMS)),
+    mean=st.booleans(),
+)
+def test_a_sum_or_mean_over_samples_is_one(
+    seed: int, scale: float, dtype: torch.dtype, term: str, mean: bool
+) -> None:
+    """Where terms cancel too: the tolerance is relative to them, not to what is left."""
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        terms = TERMS[term](z, y)
+        return terms.mean() if mean else terms.sum()
+
+    check_separable(loss, *logits_of_three(seed, scale, dtype))
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    part=st.floats(1e-6, 1),
+    term=st.sampled_from(["cross-entropy", "either sign"]),  # margins may be alike
+    mixed=st.sampled_from(sorted(MIXED)),
+    mean=st.booleans(),
+)
+def test_little_of_what_mixes_samples_is_found(
+    seed: int, part: float, term: str, mixed: str, mean: bool
+) -> None:
+    """A millionth of the loss in float64, whose rounding is far below that."""
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        terms = TERMS[term](z, y)
+        return (terms.mean() if mean else terms.sum()) + part * MIXED[mixed](terms)
+
+    z, y = logits_of_three(seed, 1.0, torch.float64)
+    with pytest.raises(ValueError, match="a sum or mean over samples"):
+        check_separable(loss, z, y)

@@ -2,7 +2,11 @@
 
 import copy
 import os
+import signal
+import subprocess
+import sys
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -397,3 +401,51 @@ def count_exchanges(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         monkeypatch.setattr(dist, name, call)
     return counted
+
+
+MEETS = """
+import os, signal, sys
+from datetime import timedelta
+import torch.distributed.distributed_c10d as c10d
+from yopo.__main__ import main
+from yopo.runs import distributed
+
+def dies(*_, **__):  # it has reached the store, and not the other process
+    os.kill(os.getpid(), signal.SIGKILL)
+
+distributed.MEETING = timedelta(seconds=5)
+if os.environ["RANK"] == sys.argv[1]:
+    c10d._new_process_group_helper = dies
+sys.argv = ["yopo", "train", "demo", "--device", "cpu", "--out", sys.argv[2]]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_one_killed_while_they_meet_is_missed(killed: int, tmp_path: Path) -> None:
+    """Without torchrun, which would end the other: it ends by itself, and says why."""
+    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = [sys.executable, "-c", MEETS, str(killed), str(tmp_path / "run")]
+    processes = [
+        subprocess.Popen(
+            words,
+            env=os.environ | own | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        said, _ = processes[1 - killed].communicate(timeout=PATIENCE)
+        assert processes[killed].wait(PATIENCE) == -signal.SIGKILL
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert processes[1 - killed].returncode == 2, said
+    assert f"process {1 - killed} cannot reach another one" in " ".join(said.split())
+
+
+def test_meeting_takes_less_than_a_minute_and_waiting_may_take_hours() -> None:
+    assert distributed.MEETING < timedelta(minutes=1) < timedelta(hours=1) < distributed.WAITING

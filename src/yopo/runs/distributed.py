@@ -9,6 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+MEETING = timedelta(seconds=40)  # for all processes to be there
+WAITING = timedelta(hours=2)  # while the first one evaluates, which may take long
+
 
 def start(device: torch.device) -> tuple[int, int]:
     """Join the group that torchrun made, if it did; return (rank, world size)."""
@@ -18,12 +21,14 @@ def start(device: torch.device) -> tuple[int, int]:
         cuda = device.type == "cuda"
         if cuda:
             torch.cuda.set_device(device)
-        # The others wait while the first evaluates, which may take long.
+        # torchrun ends the others when one dies; without it, one that dies while they meet would
+        # be waited for as long as everything else is.
         dist.init_process_group(
             "nccl" if cuda else "gloo",
-            timeout=timedelta(hours=2),
+            timeout=WAITING if dist.is_torchelastic_launched() else MEETING,
             device_id=device if cuda else None,
         )
+        dist.distributed_c10d._set_pg_timeout(WAITING)
     return dist.get_rank(), dist.get_world_size()
 
 
