@@ -49,8 +49,8 @@ from yopo.data import load
 from yopo.data.formats import PIXELS
 from yopo.data.sources import CIFAR_BATCHES, IDX_FILES, KEYS
 from yopo.runs import checkpoint
+from yopo.runs.overlay import Tree
 from yopo.runs.recipes import method_tree
-from yopo.runs.settings import Tree
 
 SECONDS, GROWTH = 5.0, 500 << 20
 Damage = bytes | str  # what the file holds, or what stands in its place

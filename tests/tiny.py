@@ -18,7 +18,8 @@ import yopo.runs.trainer
 from tests import SEED
 from yopo.data.sources import Arrays
 from yopo.runs import checkpoint
-from yopo.runs.settings import Config, Tree, overlay, validate
+from yopo.runs.overlay import Tree, overlay
+from yopo.runs.settings import Config, validate
 
 BASE: Tree = {
     "method": {"name": "yopo", "m": 2, "n": 2, "first_layer": "relu1"},

@@ -41,7 +41,8 @@ from yopo.core import seals, tensor_files
 from yopo.core.digest import tensors_digest
 from yopo.runs import checkpoint
 from yopo.runs.folder import BEST, LAST
-from yopo.runs.settings import Tree, overlay, validate
+from yopo.runs.overlay import Tree, overlay
+from yopo.runs.settings import validate
 from yopo.runs.trainer import Trainer
 
 METHODS: dict[str, Tree] = {

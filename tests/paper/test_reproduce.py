@@ -20,9 +20,9 @@ from yopo.paper import reproduction
 from yopo.paper.reproduction import TABLES
 from yopo.paper.tables import paper_table
 from yopo.report.reproduced import cells, heads, notes, summary
+from yopo.runs.overlay import overlay
 from yopo.runs.progress import StopRequested
 from yopo.runs.recipes import RECIPES
-from yopo.runs.settings import overlay
 from yopo.runs.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]

@@ -23,8 +23,8 @@ from yopo.evaluation.evaluate import evaluate
 from yopo.report.records import read_runs
 from yopo.runs import checkpoint
 from yopo.runs.folder import BEST, LAST
+from yopo.runs.overlay import Tree
 from yopo.runs.progress import StopRequested
-from yopo.runs.settings import Tree
 
 pytestmark = pytest.mark.usefixtures("float32")
 OVER: Tree = {"epochs": 3}

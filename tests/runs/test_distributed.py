@@ -18,8 +18,9 @@ from tests.tiny import BASE, PATIENCE, Silent, forkserver, free_port, tiny_data,
 from yopo.core import seals, tensor_files
 from yopo.evaluation import suite
 from yopo.runs import distributed, measure
+from yopo.runs.overlay import Tree, overlay
 from yopo.runs.progress import StopRequested
-from yopo.runs.settings import Tree, overlay, validate
+from yopo.runs.settings import validate
 
 METHODS: dict[str, Tree] = {
     "yopo": {"name": "yopo", "m": 3, "n": 2, "first_layer": "relu1"},

@@ -15,8 +15,8 @@ from yopo.core.digest import tensors_digest
 from yopo.runs import checkpoint
 from yopo.runs.folder import BEST, LAST
 from yopo.runs.guard import Health
+from yopo.runs.overlay import Tree
 from yopo.runs.progress import StopRequested
-from yopo.runs.settings import Tree
 from yopo.runs.trainer import Trainer
 
 BN: Tree = {"name": "preactresnet18", "options": {"width": 4, "blocks": [1]}}

@@ -10,10 +10,11 @@ from yopo import PMP
 from yopo.cli.training import resolve
 from yopo.models import SmallCNN
 from yopo.runs.build import build_method
+from yopo.runs.overlay import nested, overlay
 from yopo.runs.recipes import RECIPES, method_tree, recipe
 from yopo.runs.schedule import rate
 from yopo.runs.sections import L2Config, PGDConfig, YOPOConfig, fraction
-from yopo.runs.settings import Config, fields, nested, overlay, rescaled, validate, with_radius
+from yopo.runs.settings import Config, fields, rescaled, validate, with_radius
 
 
 def test_flags_over_a_recipe() -> None:

@@ -23,8 +23,9 @@ from yopo.core import files, tensor_files
 from yopo.evaluation import card
 from yopo.models import SmallCNN
 from yopo.runs import strangers
+from yopo.runs.overlay import Tree, overlay
 from yopo.runs.sections import ModelConfig
-from yopo.runs.settings import Tree, overlay, validate
+from yopo.runs.settings import validate
 
 pytestmark = pytest.mark.usefixtures("float32")
 

@@ -34,8 +34,8 @@ from yopo.runs import checkpoint, measure
 from yopo.runs.folder import RunFolder
 from yopo.runs.guard import Health, collapse, learnt
 from yopo.runs.measure import commonest
+from yopo.runs.overlay import Tree
 from yopo.runs.progress import StopRequested
-from yopo.runs.settings import Tree
 
 pytestmark = pytest.mark.usefixtures("float32")
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from yopo.core import files, seals
-from yopo.runs.settings import Tree
+from yopo.runs.overlay import Tree
 
 STEERING = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"

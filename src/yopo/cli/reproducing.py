@@ -16,8 +16,9 @@ from yopo.cli.training import train_one
 from yopo.core import files, seals
 from yopo.paper.reproduction import FIGURES, TABLES, folder
 from yopo.runs.folder import LAST
+from yopo.runs.overlay import Tree
 from yopo.runs.sections import fraction
-from yopo.runs.settings import Config, Tree, validate
+from yopo.runs.settings import Config, validate
 
 if TYPE_CHECKING:
     from yopo.report.reproduced import Summary

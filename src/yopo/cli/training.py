@@ -23,13 +23,11 @@ from yopo.cli.common import Terminal, pick_device, rank, read_yaml
 from yopo.cli.log import steady
 from yopo.cli.screen import Screen
 from yopo.runs import checkpoint
+from yopo.runs.overlay import Tree, nested, overlay
 from yopo.runs.recipes import method_tree, recipe
 from yopo.runs.settings import (
     Config,
-    Tree,
     fields,
-    nested,
-    overlay,
     refuse_another,
     rescaled,
     validate,

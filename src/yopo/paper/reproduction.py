@@ -4,8 +4,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from yopo.runs.overlay import Tree, overlay
 from yopo.runs.recipes import recipe
-from yopo.runs.settings import Config, Tree, overlay, validate
+from yopo.runs.settings import Config, validate
 
 TIMED = "The recipe's first epochs, for their time"  # how the notes of such a run begin
 

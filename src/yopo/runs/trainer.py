@@ -33,9 +33,10 @@ from yopo.runs.build import build_method, build_model, build_optimizer, build_th
 from yopo.runs.folder import BEST, LAST, RunFolder
 from yopo.runs.guard import Health, collapse, learnt, nothing_learnt
 from yopo.runs.measure import accuracies, commonest, drift
+from yopo.runs.overlay import Tree
 from yopo.runs.progress import Progress, StopRequested, Watcher
 from yopo.runs.schedule import rate
-from yopo.runs.settings import Config, Tree, refuse_another, validate, what_counts
+from yopo.runs.settings import Config, refuse_another, validate, what_counts
 from yopo.runs.snapshot import Snapshot
 
 CHECK_EVERY = 50  # steps between looks at the loss; a look waits for the device
