@@ -75,7 +75,7 @@ yopo.data.load = yopo.data.sources.load = stop
 from yopo import cli
 sys.argv = ["yopo", "report", *sys.argv[1:]]
 cli.main()
-builders = {"yopo.runs.build", "yopo.runs.strangers", "yopo.cli.saved"}
+builders = {"yopo.runs.build", "yopo.runs.strangers", "yopo.runs.saved"}
 print("built:", sorted(builders & sys.modules.keys()))
 """
 

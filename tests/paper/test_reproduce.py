@@ -1,6 +1,5 @@
 """`yopo reproduce`: rows are trained once a seed, attacked as in the paper, and shown beside it."""
 
-import argparse
 import json
 import random
 import sys
@@ -14,12 +13,12 @@ import yaml
 from tests.reports import evaluation, write_run
 from tools.keep_runs import MACHINE, keep
 from yopo import cli
-from yopo.cli.training import train_one
 from yopo.core import seals
 from yopo.paper import reproduction
 from yopo.paper.reproduction import TABLES
 from yopo.paper.tables import paper_table
 from yopo.report.reproduced import cells, heads, notes, summary
+from yopo.runs.api import train_run
 from yopo.runs.overlay import overlay
 from yopo.runs.progress import StopRequested
 from yopo.runs.recipes import RECIPES
@@ -56,9 +55,7 @@ def test_every_row_of_the_paper_has_a_recipe() -> None:
 def test_quick_runs_learn(tmp_path: Path) -> None:
     torch.set_default_dtype(torch.float32)
     config = TABLES["table3"].config("Natural", seed=1, quick=True)
-    options = argparse.Namespace(resume=False, track=None, device="cpu")
-    result = train_one(config, tmp_path / "run", options, title="quick")
-    assert result
+    result = train_run(config, tmp_path / "run", device="cpu")
     assert result["last"]["clean"] > 0.9  # with plain SGD it stayed at chance
 
 
@@ -69,7 +66,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     over = {"epochs": 2, "model": {"options": {"width": 2, "hidden": 8}}}
     over |= {"data": {"held_out": 5300}}
     monkeypatch.setattr(reproduction, "QUICK", overlay(reproduction.QUICK, over))
-    monkeypatch.setattr("yopo.cli.reproducing.QUICK_SAMPLES", 50)
+    monkeypatch.setattr("yopo.cli.reproduce.QUICK_SAMPLES", 50)
 
 
 @pytest.mark.usefixtures("tiny")

@@ -1,14 +1,13 @@
 """Settings from recipes, YAML and flags."""
 
-import argparse
-
 import pytest
 import torch
 import yaml
 
 from yopo import PMP
-from yopo.cli.training import resolve
+from yopo.cli.training import settings_typed
 from yopo.models import SmallCNN
+from yopo.runs.api import configure
 from yopo.runs.build import build_method
 from yopo.runs.overlay import nested, overlay
 from yopo.runs.recipes import RECIPES, method_tree, recipe
@@ -194,8 +193,7 @@ def test_defaults_make_a_run() -> None:
 
 def test_another_radius_takes_the_step_along() -> None:
     def step(*flags: str) -> float | None:
-        args = argparse.Namespace(recipe="demo", config=None)
-        return resolve(args, list(flags)).threat.step
+        return configure("demo", settings_typed(list(flags))).threat.step
 
     assert step() == pytest.approx(0.3 / 8)
     assert step("--threat.eps", "8/255") == pytest.approx(1 / 255)

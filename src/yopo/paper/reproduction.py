@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from yopo.runs.folder import runs_in
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.recipes import recipe
 from yopo.runs.settings import Config, validate
@@ -17,7 +18,7 @@ class Reproduction:
 
     recipes: dict[str, str]  # of each row
     attacks: tuple[str, ...]  # that it reports
-    step: str  # of PGD
+    step: float  # of PGD
     against: str  # the row that times are compared with
 
     def config(
@@ -36,9 +37,9 @@ class Reproduction:
     def folders(self, row: str, out: Path) -> dict[int, Path]:
         """The run folders of a row, by seed."""
         start, found = f"{folder(row)}-seed-", {}
-        for path in out.glob(f"{start}*/config.yaml"):
-            if (seed := path.parent.name.removeprefix(start)).isdecimal():
-                found[int(seed)] = path.parent
+        for path in runs_in(out, f"{start}*"):
+            if (seed := path.name.removeprefix(start)).isdecimal():
+                found[int(seed)] = path
         return dict(sorted(found.items()))
 
 
@@ -70,7 +71,7 @@ TABLES = {
     "table1": Reproduction(
         _rows("mnist", "PGD-5", "PGD-10", "PGD-40", "YOPO-5-10"),
         ("pgd-40", "cw"),
-        "0.01",
+        0.01,
         "PGD-40",
     ),
     "table2": Reproduction(
@@ -81,7 +82,7 @@ TABLES = {
             "Free-8",
         ),
         ("pgd-20", "cw"),
-        "2/255",
+        2 / 255,
         "PGD-10",
     ),
     "table3": Reproduction(
@@ -89,13 +90,13 @@ TABLES = {
             "cifar10-wrn", "Natural", "PGD-3", "PGD-5", "PGD-10", "Free-8", "YOPO-3-5", "YOPO-5-3"
         ),
         ("pgd-20",),
-        "2/255",
+        2 / 255,
         "PGD-10",
     ),
     "table4": Reproduction(
         _rows("cifar10", "TRADES-10", "TRADES-YOPO-3-4", "TRADES-YOPO-2-5"),
         ("pgd-20", "cw"),
-        "2/255",
+        2 / 255,
         "TRADES-10",
     ),
 }

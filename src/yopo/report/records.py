@@ -11,14 +11,20 @@ from yopo.core.files import file_digest
 from yopo.core.threat import L2, Linf
 from yopo.evaluation.card import norm
 from yopo.paper.reproduction import TIMED
-from yopo.report.reading import (
+from yopo.runs.folder import (
+    BEST,
+    CONFIG,
     EVALUATIONS,
+    LAST,
+    METRICS,
+    is_finished,
+    is_run,
     read_config,
     read_evaluation,
     read_lines,
     read_result,
+    runs_in,
 )
-from yopo.runs.folder import BEST, LAST
 from yopo.runs.guard import learnt, nothing_learnt
 from yopo.runs.settings import validate
 
@@ -34,10 +40,10 @@ class Run:
     name: str
     folder: Path
     config: dict[str, Any]
-    lines: list[dict[str, Any]]  # of metrics.jsonl
+    lines: list[dict[str, Any]]  # of the metrics
     result: dict[str, Any] | None
     evaluations: dict[str, dict[str, Any]]  # by file name
-    torn: bool = False  # the last line of metrics.jsonl is cut off
+    torn: bool = False  # the last line of the metrics is cut off
 
     @property
     def method(self) -> str:
@@ -159,7 +165,7 @@ class Run:
         """What a reader must know before believing the curves."""
         notes = []
         if self.torn:
-            notes.append("The last line of metrics.jsonl is cut off and was left out.")
+            notes.append(f"The last line of {METRICS} is cut off and was left out.")
         if not self.lines:
             notes.append("No epoch is finished yet.")
         elif self.result is None:
@@ -238,19 +244,18 @@ def _names(folders: list[Path]) -> list[str]:
 
 
 def _read(folder: Path, name: str) -> Run:
-    if not (folder / "config.yaml").is_file():
-        inside = sorted(path.parent.name for path in folder.glob("*/config.yaml"))
-        fix = f"did you mean {folder}/{inside[0]}?" if inside else "check the path"
-        raise ValueError(f"expected a run folder with config.yaml, got {folder}; {fix}")
+    if not is_run(folder):
+        inside = runs_in(folder)
+        fix = f"did you mean {folder}/{inside[0].name}?" if inside else "check the path"
+        raise ValueError(f"expected a run folder with {CONFIG}, got {folder}; {fix}")
     evaluations = (folder / file for file in EVALUATIONS if (folder / file).exists())
-    result = folder / "result.json"
-    lines, torn = read_lines(folder / "metrics.jsonl")
+    lines, torn = read_lines(folder)
     return Run(
         name,
         folder,
-        read_config(folder / "config.yaml"),
+        read_config(folder),
         lines,
-        read_result(result) if result.exists() else None,
+        read_result(folder) if is_finished(folder) else None,
         {path.name: read_evaluation(path) for path in evaluations},
         torn,
     )

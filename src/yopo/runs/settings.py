@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError
 
+from yopo.runs.folder import CONFIG
 from yopo.runs.overlay import Tree, flat, overlay
 from yopo.runs.sections import (
     CheckpointConfig,
@@ -80,7 +81,7 @@ def refuse_another(where: Path, there: Tree, mine: Tree) -> None:
     if other := [key for key in {**have, **had} if had.get(key) != have.get(key)]:
         raise ValueError(
             f"{where} holds a run of another configuration ({_short(', '.join(other))}); give "
-            "another --out, or the settings in its config.yaml"
+            f"another --out, or the settings in its {CONFIG}"
         )
 
 
