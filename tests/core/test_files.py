@@ -33,7 +33,7 @@ READERS = {
     "loads": {
         "core/files.py",
         "paper/tables.py",
-        "core/digest.py",
+        "core/seals.py",
     },  # of the package itself; of what was just dumped
     "load_file": {"core/tensor_files.py"},
     "safe_open": {"core/tensor_files.py"},

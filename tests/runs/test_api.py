@@ -34,7 +34,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """Settings of a run that takes a second."""
     data, path = tiny_data(), tmp_path_factory.mktemp("data") / "tiny.npz"
     names = ("x_train", "y_train", "x_test", "y_test")
-    np.savez(path, **{name: getattr(data, name).numpy() for name in names})  # type: ignore[arg-type]
+    np.savez(path, **{name: getattr(data, name).numpy() for name in names})
     tiny = {k: v for k, v in BASE.items() if k not in ("checkpoint", "schedule", "ema")}
     return overlay(tiny, {"data": {"name": "npz", "path": str(path)}, "epochs": 2})
 
@@ -80,10 +80,8 @@ def test_methods_are_compared_and_finished_runs_are_not_trained_again(
 ) -> None:
     given = {k: v for k, v in tree.items() if k not in ("method", "epochs")}
     configs = method_configs("demo", ["natural", "pgd-2"], given, most=6)
-    assert {name: c.epochs for name, c in configs.items()} == {
-        "natural": 6,
-        "pgd-2": 2,
-    }  # of 1 and 7/3 propagations
+    epochs = {name: c.epochs for name, c in configs.items()}
+    assert epochs == {"natural": 6, "pgd-2": 2}  # of 1 and 7/3 propagations
     opened: list[str] = []
 
     @contextmanager

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 import yopo
+from tests.runs.test_strangers import write
 from tests.tiny import tiny_trainer
+from yopo import cli
 from yopo.runs import folder
 
 PACKAGE = Path(yopo.__file__).parent
@@ -63,17 +65,39 @@ def test_a_name_that_is_spelled_would_be_seen(line: str) -> None:
     assert not [*spelled('"""A docstring names result.json."""\nrun / RESULT')]
 
 
-def test_a_state_folder_that_is_a_link_is_refused_before_anything_is_written(
+@pytest.mark.parametrize("command", ["train", "compare", "eval", "eval, deeper", "tensorboard"])
+def test_a_folder_that_a_link_stands_for_is_refused_before_anything_is_written(
+    command: str,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    mine, run = tmp_path / "mine", tmp_path / "run"
+    mine, run = tmp_path / "mine", tmp_path / "run" / "natural"
     mine.mkdir()
-    run.mkdir()
-    (run / "state").symlink_to(mine)
-    with pytest.raises(ValueError, match=r"run/state is a link, and nothing of a run is written"):
-        tiny_trainer(run)
+    write(run)
+    link, words = {
+        "train": ("state", ["train", "demo", "--out", run, "--resume"]),
+        "compare": ("state", ["compare", "demo", "--methods", "natural", "--out", run.parent]),
+        "eval": ("eval-state", ["eval", run, "--samples", "4"]),
+        "eval, deeper": ("eval-state/0123456789abcdef", ["eval", run, "--samples", "4"]),
+        "tensorboard": (
+            "tensorboard",
+            ["train", "demo", "--out", run, "--track", "tensorboard", "--resume"],
+        ),
+    }[command]
+    (run / link).parent.mkdir(exist_ok=True)
+    (run / link).symlink_to(mine)
+    there = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    monkeypatch.setattr("sys.argv", ["yopo", *map(str, words)])
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr().err
+    assert f"{run / link} is a link, and nothing of a run is written through one" in said
     assert not [*mine.iterdir()]
-    assert [path.name for path in run.iterdir()] == ["state"]
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == there
+    if link == "state":
+        with pytest.raises(ValueError, match="state is a link"):
+            tiny_trainer(run)
 
 
 def test_a_link_that_appears_while_a_run_trains_is_replaced(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def save_examples(
     The clean images and what the network answers to both are there too: a reader of the file needs
     neither the data nor the network.
     """
-    net = Network(model, result.about["precision"], next(model.parameters(), x).device)
+    net = Network.of(model, result.about["precision"], x)
     answer, tensors = partial(_answers, net, batch=batch), {}
     for name, outcome in result.outcomes.items():
         if outcome.images is not None:

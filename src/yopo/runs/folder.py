@@ -101,7 +101,8 @@ class EvaluationFiles:
 
     def check(self) -> None:
         """Find out before the work whether its result can be kept."""
-        refuse_link(self.state)
+        for path in (self.state, *self.state.glob("*")):
+            refuse_link(path)
         check_writable(self.stem.parent)
 
     def set_aside(self, when: str) -> Path:
