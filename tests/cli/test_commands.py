@@ -21,7 +21,8 @@ from tests.tiny import PATIENCE, tiny_data
 from yopo import cli
 from yopo.cli import screen, train, training
 from yopo.core import files, tensor_files
-from yopo.runs import folder, state
+from yopo.runs import state
+from yopo.runs.alone import alone_in
 from yopo.runs.trainer import Trainer
 
 TINY = [
@@ -254,7 +255,7 @@ def test_two_processes_do_not_train_in_one_folder(
     tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
-    with folder.alone_in(tmp_path / "run"):
+    with alone_in(tmp_path / "run"):
         assert yopo(monkeypatch, *words) == 2
     assert "another process is training in" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

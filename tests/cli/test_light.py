@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,11 @@ def test_it_loads_no_torch(words: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "loaded:", done.stderr
     assert done.returncode == (2 if words[0] == "trian" else 0)
     assert words[0] != "trian" or "invalid choice: 'trian'" in done.stderr
+
+
+def test_no_command_makes_up_the_arguments_of_another() -> None:
+    for file in Path(cli.__file__).parent.glob("*.py"):
+        assert "Namespace(" not in file.read_text(encoding="utf-8"), file
 
 
 def test_what_trains_does_load_it() -> None:

@@ -60,7 +60,7 @@ MODULES = {  # where `load` and `open` mean a file
     "gzip.open": set(),
     "Image.open": {"data/formats.py"},
     "tarfile.open": {"data/fetch.py"},
-    "os.open": {"core/files.py", "runs/folder.py"},  # and a folder, to lock it
+    "os.open": {"core/files.py", "runs/alone.py"},  # and a folder, to lock it
     "io.open": set(),
 }
 OPEN = {"core/files.py", "data/formats.py", "data/sources.py"}  # of a zip; the embedded digits

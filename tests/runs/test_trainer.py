@@ -503,6 +503,22 @@ def test_a_network_that_dies_while_eps_grows_is_brought_back(
     assert [("collapse" in line) for line in lines(tmp_path)] == [False, False, True, False, False]
 
 
+def test_weights_are_compared_once_for_each_checkpoint_and_epoch(tmp_path: Path) -> None:
+    """Between processes: not again for a checkpoint that follows an epoch's end."""
+    trainer = tiny_trainer(tmp_path, {"checkpoint": {"minutes": 1e6}})
+    real, calls = trainer.learner.check_same_weights, 0
+
+    def counted() -> None:
+        nonlocal calls
+        calls += 1
+        real()
+
+    trainer.learner.check_same_weights = counted  # type: ignore[method-assign]
+    trainer.run()
+    assert trainer.progress.saves == 4
+    assert calls == 4  # the first checkpoint, and three epochs that each end in one
+
+
 def test_a_setting_that_came_later_has_its_default(tmp_path: Path) -> None:
     """A run of a version that did not have it goes on; one of another value does not."""
     tiny_trainer(tmp_path, {"epochs": 1}).run()

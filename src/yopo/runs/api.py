@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yopo
-from yopo.core import files, seals
 from yopo.data import load
 from yopo.data.sources import Arrays
 from yopo.evaluation.network import Precision
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Progress
 from yopo.runs import evaluating, folder, state
+from yopo.runs.alone import alone_in
 from yopo.runs.build import out_of_reach, propagations
 from yopo.runs.distributed import pick_device
 from yopo.runs.evaluating import Evaluation
@@ -136,7 +136,7 @@ def train_run(
     def ask() -> None:
         trainer.stop = True
 
-    with folder.alone_in(out) if trainer.learner.rank == 0 else nullcontext():
+    with alone_in(out) if trainer.learner.rank == 0 else nullcontext():
         if resume and trainer.resume():
             p = trainer.progress
             watch.say(f"going on from epoch {p.epoch + 1}, step {p.step}")
@@ -257,17 +257,16 @@ def evaluate_run(
     saved = evaluating.check(
         run, attacks, weights=weights, eps=eps, trust=trust, model_name=model_name
     )
-    config, target = saved.config, pick_device(device)
+    target = pick_device(device)
     arrays = load_data(saved)
     x, y, drawn = evaluating.choose_images(arrays.x_test, arrays.y_test, samples, seed)
     model = load_model(saved, arrays).to(target)
-    parameters = sum(p.numel() for p in model.parameters())
     written = folder.EvaluationFiles.of(run)
     written.check()
     result = yopo.evaluate(
         model,
         (x, y),
-        evaluating.choose_threat(config, eps),
+        evaluating.choose_threat(saved.config, eps),
         attacks,
         batch=batch,
         seed=seed,
@@ -277,20 +276,10 @@ def evaluate_run(
         examples=examples,
         state=written.state,
         progress=progress,
-        about={
-            "model": f"{config.model.name} ({parameters:,} parameters, trained with "
-            f"{config.method.name})",
-            "data": f"{config.data.name} test set{drawn}",
-            "weights": saved.weights.name,
-            "file_sha256": files.file_digest(saved.weights),
-        },
+        about=evaluating.words(saved, model, drawn),
     )
     if found is not None:
         found(result)
     if examples:
         evaluating.save_examples(written.examples, result, x, y, arrays.names, model, batch)
-    aside = evaluating.set_aside(written, result, run)
-    seals.write_json(written.values, result.to_dict())
-    files.write_text(written.card, result.card())
-    result.forget()
-    return Evaluation(result, written, aside)
+    return evaluating.write(written, result, run)

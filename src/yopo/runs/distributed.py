@@ -73,12 +73,6 @@ def from_first(values: list[float]) -> list[float]:
     return [float(v) for v in tensor]
 
 
-def leave() -> None:
-    """Leave the group, if there is one, when all is done."""
-    if in_group():
-        dist.destroy_process_group()
-
-
 def wait_for_all() -> None:
     """Until all processes are here."""
     if in_group():

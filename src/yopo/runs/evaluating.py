@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.attacks.names import parse_all
-from yopo.core import tensor_files
+from yopo.core import files, seals, tensor_files
 from yopo.core.threat import L2, Linf
 from yopo.evaluation.network import Network, products
 from yopo.evaluation.result import Result
@@ -67,6 +67,27 @@ def choose_images(
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     rows = order[:samples].sort().values
     return x[rows], y[rows], f", drawn from {n:,} with seed {seed}"
+
+
+def words(saved: Saved, model: nn.Module, drawn: str) -> dict[str, str]:
+    """What a card says of the network and its images."""
+    config, parameters = saved.config, sum(p.numel() for p in model.parameters())
+    return {
+        "model": f"{config.model.name} ({parameters:,} parameters, trained with "
+        f"{config.method.name})",
+        "data": f"{config.data.name} test set{drawn}",
+        "weights": saved.weights.name,
+        "file_sha256": files.file_digest(saved.weights),
+    }
+
+
+def write(written: EvaluationFiles, result: Result, run: Path) -> Evaluation:
+    """Write the values and the card; only then are the finished batches forgotten."""
+    aside = set_aside(written, result, run)
+    seals.write_json(written.values, result.to_dict())
+    files.write_text(written.card, result.card())
+    result.forget()
+    return Evaluation(result, written, aside)
 
 
 def save_examples(

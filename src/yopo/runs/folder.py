@@ -8,10 +8,9 @@ import json
 import math
 import os
 import re
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from yopo.runs.state import Checkpoint
-
-if sys.platform != "win32":
-    import fcntl
 
 CONFIG, METRICS, RESULT = "config.yaml", "metrics.jsonl", "result.json"
 BEST, LAST = "model.safetensors", "model-last.safetensors"
@@ -135,29 +131,6 @@ def check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise ValueError(f"cannot write into {folder} ({error.strerror}); copy it first") from None
-
-
-@contextmanager
-def alone_in(out: Path) -> Iterator[None]:
-    """Keep a second process from training in the same folder; a killed one leaves no lock."""
-    if sys.platform == "win32":
-        yield
-        return
-    fresh = not out.exists()
-    out.mkdir(parents=True, exist_ok=True)
-    folder = os.open(out, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # not every file system has locks
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"another process is training in {out}") from None
-        yield
-    finally:
-        os.close(folder)
-        if fresh:
-            with suppress(OSError):  # it holds a run
-                out.rmdir()
 
 
 # ---------------------------------------------------------------- writing
