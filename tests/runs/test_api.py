@@ -165,9 +165,9 @@ def test_an_evaluation_does_not_go_on_through_a_link(config: Config, tmp_path: P
 
 def test_the_functions_need_no_command_line() -> None:
     """They are below it: neither argparse, nor rich, nor a way out of the process."""
-    from yopo.runs import api, evaluating, keeper, learner, saved, trainer
+    from yopo.runs import api, diagnosing, evaluating, keeper, learner, saved, trainer
 
-    for module in (api, evaluating, keeper, learner, saved, trainer):
+    for module in (api, diagnosing, evaluating, keeper, learner, saved, trainer):
         assert module.__file__ is not None
         text = Path(module.__file__).read_text()
         assert not any(word in text for word in ("argparse", "rich", "sys.exit", "print("))

@@ -1,7 +1,6 @@
 """`yopo diagnose`: what the co-states of a trained network say about m, n and the split."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from yopo.cli.common import (
     say,
     trust_options,
 )
-from yopo.runs.folder import DIAGNOSIS, DIAGNOSIS_PICTURE, check_writable
+from yopo.runs.folder import DIAGNOSIS, DIAGNOSIS_PICTURE
 
 EXAMPLES = f"""examples:
   yopo diagnose runs/first
@@ -36,43 +35,23 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Study one network."""
-    import torch
-
-    from yopo.core import files
-    from yopo.pmp.diagnose import diagnose
-    from yopo.runs.build import build_threat
-    from yopo.runs.distributed import pick_device
-    from yopo.runs.saved import find, load_data, load_model
-
     nothing_else(rest)
-    if not args.run.is_dir():
-        raise ValueError(f"expected the folder of a run, got {args.run}")
-    if args.images < 2:
-        raise ValueError(f"expected --images of at least 2, got {args.images}")
-    check_writable(args.run)
-    saved = find(args.run, args.weights, trust=args.trust, model_name=args.model_name)
-    config, weights = saved.config, saved.weights
-    device, data = pick_device(args.device), load_data(saved)
-    model = load_model(saved, data)
-    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(args.seed))
-    chosen = order[: args.images]
-    found = diagnose(
-        model.to(device),
-        data.x_train[chosen].to(device) / 255,
-        data.y_train[chosen].to(device),
-        build_threat(config.threat),
+    from yopo.core import files
+    from yopo.runs.diagnosing import diagnose_run
+
+    found = diagnose_run(
+        args.run,
+        weights=args.weights,
+        images=args.images,
         splits=args.splits.split(",") if args.splits else None,
         m=args.m,
-        generator=torch.Generator(device).manual_seed(args.seed),
-    ).tree()
+        seed=args.seed,
+        device=args.device,
+        trust=args.trust,
+        model_name=args.model_name,
+    )
     show(found)
     values, picture = args.run / DIAGNOSIS, args.run / DIAGNOSIS_PICTURE
-    settings = {"images": len(chosen), "seed": args.seed, "weights": weights.name}
-    files.write_text(
-        values,
-        json.dumps({"settings": settings, "threat": config.threat.model_dump()} | found, indent=1)
-        + "\n",
-    )
     if can_draw():
         with files.whole(picture) as path:
             draw(found, path)
