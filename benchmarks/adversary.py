@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import yopo
-from yopo.cli.saved import find, load_model
 from yopo.core.first_layer import Split
 from yopo.core.frozen import Frozen
 from yopo.core.hamiltonian import ascend
 from yopo.core.propagation import Objective
 from yopo.data import load
 from yopo.methods.trades import consistency_with
+from yopo.runs.saved import find, load_model
 
 # (m, n, steps in 255ths); m rounds of n = 1 are TRADES-m
 KINDS = ((10, 1, (2.0,)), (3, 4, (1.0, 1.5, 2.0, 3.0)), (5, 2, (2.0,)), (2, 5, (2.0,)))
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path)
     args = parser.parse_args()
 
-    saved = find(args.weights, argparse.Namespace(weights=None, trust=False, model_name=None))
+    saved = find(args.weights)
     config, file = saved.config, saved.weights
     data = load(config.data.name, root=args.root)
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -19,7 +19,8 @@ import yopo
 from benchmarks.cost import medians
 from yopo.attacks.names import parse
 from yopo.data.sources import mnist_subset
-from yopo.evaluation.suite import run
+from yopo.evaluation.network import Network
+from yopo.evaluation.suite import Data, run
 
 STEPS, BATCH, EPS = 20, 250, 0.1
 
@@ -46,9 +47,15 @@ def standing_at_each_step(model: nn.Module, x: Tensor, y: Tensor) -> list[list[i
             sizes[-1].append(len(args[0]))
 
     hook = model.register_forward_pre_hook(note)
-    run(model, x, y, yopo.Linf(EPS), [parse(f"pgd-{STEPS}")], batch=BATCH)
+    attack(model, x, y)
     hook.remove()
     return sizes
+
+
+def attack(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    """The attack, after a clean pass."""
+    net = Network.of(model, "float32", x)
+    run(net, Data.of(net, x, y), yopo.Linf(EPS), [parse(f"pgd-{STEPS}")], batch=BATCH)
 
 
 def plain_passes(model: nn.Module, x: Tensor, y: Tensor, sizes: list[list[int]]) -> None:
@@ -79,10 +86,9 @@ def main() -> None:
         f"{time.perf_counter() - started:.1f} s with the checks; steps taken on "
         f"{sum(map(sum, sizes))} images in all"
     )
-    attack = [parse(f"pgd-{STEPS}")]
     times = medians(
         {
-            "run": lambda: run(model, x, y, yopo.Linf(EPS), attack, batch=BATCH),
+            "run": lambda: attack(model, x, y),
             "floor": lambda: plain_passes(model, x, y, sizes),
         },
         args.rounds,

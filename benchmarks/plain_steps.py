@@ -39,7 +39,7 @@ def main() -> None:
         for name, fast in (("plain", False), ("captured", True)):
             torch.manual_seed(0)
             net = preactresnet18(width=args.width).to(device)
-            net = net.to(memory_format=torch.channels_last)
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             optimizer = torch.optim.SGD(net.parameters(), 1e-3, momentum=0.9, weight_decay=5e-4)
             method = build_method(validate({"method": method_tree(spec)}), net, optimizer)
             engine = Engine(method, optimizer, precision="bf16", compile=fast, capture=fast)

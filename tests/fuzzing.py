@@ -5,7 +5,6 @@ than SECONDS or more than GROWTH bytes of memory is a defect. `tools/fuzz.py` ru
 `test_fuzz.py` a few.
 """
 
-import argparse
 import base64
 import copy
 import gzip
@@ -43,14 +42,14 @@ import yopo
 from tests.hostile import write_full_run
 from tests.tiny import Silent, tiny_data, tiny_trainer
 from yopo import cli
-from yopo.cli.training import resolve
+from yopo.cli.training import settings_typed
 from yopo.core import files, tensor_files
 from yopo.data import load
 from yopo.data.formats import PIXELS
 from yopo.data.sources import CIFAR_BATCHES, IDX_FILES, KEYS
-from yopo.runs import checkpoint
-from yopo.runs.recipes import method_tree
-from yopo.runs.settings import Tree
+from yopo.runs import state
+from yopo.runs.api import method_configs
+from yopo.runs.overlay import Tree
 
 SECONDS, GROWTH = 5.0, 500 << 20
 Damage = bytes | str  # what the file holds, or what stands in its place
@@ -709,11 +708,10 @@ def _runs(room: Path) -> dict[str, Reader]:
     def finished() -> None:
         (room / "compare/yopo-2-2").mkdir(parents=True, exist_ok=True)
         own = room / "compare/yopo-2-2"
-        args = argparse.Namespace(recipe="demo", config=None)
         flags = [
             f"--{k}={v}" for k, v in (("epochs", 1), ("data.name", "npz"), ("data.path", data))
         ]
-        tree = resolve(args, flags, {"method": method_tree("yopo-2-2")})
+        tree = method_configs("demo", ["yopo-2-2"], settings_typed(flags))["yopo-2-2"]
         (own / "config.yaml").write_text(yaml.safe_dump(tree.tree()))
         command(
             *("compare", "demo", "--methods", "yopo-2-2", "--out", room / "compare", "--resume"),
@@ -723,24 +721,24 @@ def _runs(room: Path) -> dict[str, Reader]:
     result = room / "compare/yopo-2-2/result.json"
     result.parent.mkdir(parents=True)
     shutil.copy(room / "result.json", result)
-    state, *older = checkpoint.saved(run / "state")
+    newest, *older = state.saved(run / "state")
     for folder in older:
         shutil.rmtree(folder)
     trainer = tiny_trainer(run, over)
 
     def resume() -> None:
-        trainer.watch = Silent()
+        trainer.files.watch = Silent()
         ours(trainer.resume)
 
     def reseal() -> None:
         """So that what is inside is looked at, and not the checksum alone."""
         sums = {}
-        for file in sorted(state.iterdir()):
+        for file in sorted(newest.iterdir()):
             if file.name != "seal.json" and file.is_file() and file.stat().st_size < 1 << 30:
                 sums[file.name] = files.file_digest(file)
-        (state / "seal.json").write_text(json.dumps(sums))
+        (newest / "seal.json").write_text(json.dumps(sums))
 
-    net = trainer.follower
+    net = trainer.learner.follower
     x, y = arrays.x_test[:6], arrays.y_test[:6]
     journal = room / "journal"
 
@@ -778,17 +776,17 @@ def _runs(room: Path) -> dict[str, Reader]:
             finished,
         ),
         "seal": Reader(
-            state / "seal.json", text_inputs(_loads(state / "seal.json"), as_json), resume
+            newest / "seal.json", text_inputs(_loads(newest / "seal.json"), as_json), resume
         ),
         "values": Reader(
-            state / "values.json",
-            text_inputs(_loads(state / "values.json"), as_json),
+            newest / "values.json",
+            text_inputs(_loads(newest / "values.json"), as_json),
             resume,
             reseal,
         ),
         "state": Reader(
-            state / "tensors.safetensors",
-            safetensors_inputs((state / "tensors.safetensors").read_bytes()),
+            newest / "tensors.safetensors",
+            safetensors_inputs((newest / "tensors.safetensors").read_bytes()),
             resume,
             reseal,
         ),

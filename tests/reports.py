@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tests.tiny import tiny_config
-from yopo.runs.settings import Tree
+from yopo.runs.overlay import Tree
 
 VOID = {"meta", "img", "br", "link", "input"}
 

@@ -12,8 +12,9 @@ from tools.reproduction_page import RECIPES, texts
 from yopo.paper.reproduction import TABLES
 from yopo.report.groups import FREE
 from yopo.report.records import read_runs
+from yopo.runs.overlay import Tree
 from yopo.runs.recipes import recipe
-from yopo.runs.settings import Tree, validate
+from yopo.runs.settings import validate
 
 ROOT = Path(__file__).parent.parent
 

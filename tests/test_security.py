@@ -31,6 +31,8 @@ TESTS = {
     "Reading data runs no code": "runs.test_strangers.test_data_run_no_code",
     "Damaged or absurd files": "test_fuzz.test_damaged_files_are_read_or_refused_in_a_sentence",
     "Links in the folder": "runs.test_strangers.test_nothing_is_written_through_a_link",
+    "A folder of checkpoints": "runs.test_folder."
+    "test_a_folder_that_a_link_stands_for_is_refused_before_anything_is_written",
     "`yopo report` reads": "test_security.test_the_report_builds_no_network_and_reads_no_data",
     "On the report's page": "report.test_hostile.test_no_word_becomes_an_element_or_an_attribute",
     "The page's policy": "report.test_browser.test_hostile_words_run_nothing_and_fetch_nothing",
@@ -58,7 +60,7 @@ def test_every_sentence_has_a_test() -> None:
 @pytest.mark.parametrize("safe", [False, True])
 def test_python_looks_in_the_working_directory(tmp_path: Path, safe: bool) -> None:
     """-P is how the installed command starts Python's search: not in the working directory."""
-    (tmp_path / "torch.py").write_text("open('ran', 'w'); raise SystemExit")
+    (tmp_path / "argparse.py").write_text("open('ran', 'w'); raise SystemExit")
     words = [sys.executable, *(["-P"] if safe else []), "-m", "yopo", "--version"]
     path = {"PYTHONPATH": str(ROOT / "src")}
     subprocess.run(words, cwd=tmp_path, env=os.environ | path, check=True, capture_output=True)
@@ -75,7 +77,7 @@ yopo.data.load = yopo.data.sources.load = stop
 from yopo import cli
 sys.argv = ["yopo", "report", *sys.argv[1:]]
 cli.main()
-builders = {"yopo.runs.build", "yopo.runs.strangers", "yopo.cli.saved"}
+builders = {"yopo.runs.build", "yopo.runs.strangers", "yopo.runs.saved"}
 print("built:", sorted(builders & sys.modules.keys()))
 """
 

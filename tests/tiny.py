@@ -17,8 +17,9 @@ from torch import Tensor, nn
 import yopo.runs.trainer
 from tests import SEED
 from yopo.data.sources import Arrays
-from yopo.runs import checkpoint
-from yopo.runs.settings import Config, Tree, overlay, validate
+from yopo.runs import state
+from yopo.runs.overlay import Tree, overlay
+from yopo.runs.settings import Config, validate
 
 BASE: Tree = {
     "method": {"name": "yopo", "m": 2, "n": 2, "first_layer": "relu1"},
@@ -100,7 +101,7 @@ def run_until_killed(out: str, over: Tree, steps: int = 0, flushes: int = 0) -> 
         return call
 
     watcher.step = counted(watcher.step, steps)  # type: ignore[method-assign]
-    checkpoint.flush = counted(checkpoint.flush, flushes)  # type: ignore[attr-defined]
+    state.flush = counted(state.flush, flushes)  # type: ignore[attr-defined]
     trainer = tiny_trainer(Path(out), over, watcher)
     trainer.resume()
     trainer.run()

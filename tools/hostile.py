@@ -37,7 +37,8 @@ from yopo import __version__, cli
 from yopo.cli.common import clean
 from yopo.core import files, tensor_files
 from yopo.models import SmallCNN
-from yopo.runs.settings import Tree, overlay, validate
+from yopo.runs.overlay import Tree, overlay
+from yopo.runs.settings import validate
 
 SLOW, MEMORY = 20.0, 2 << 30  # seconds and bytes that a case may take
 RUN = "yopo-5-3-seed-0"  # a name that `yopo reproduce --show` looks for

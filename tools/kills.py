@@ -24,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -36,12 +35,16 @@ from torch import Tensor
 
 import yopo.runs.trainer
 from yopo import Step
-from yopo.cli.training import train_one
+from yopo.cli.training import lost_others_are_named
 from yopo.core import seals, tensor_files
 from yopo.core.digest import tensors_digest
-from yopo.runs import checkpoint
+from yopo.runs import state
+from yopo.runs.api import train_run
+from yopo.runs.epoch_end import EpochEnd
 from yopo.runs.folder import BEST, LAST
-from yopo.runs.settings import Tree, overlay, validate
+from yopo.runs.keeper import Keeper
+from yopo.runs.overlay import Tree, overlay
+from yopo.runs.settings import validate
 from yopo.runs.trainer import Trainer
 
 METHODS: dict[str, Tree] = {
@@ -116,8 +119,8 @@ class Scenario:
         config = validate(overlay(self.tree, saves))
         if self.collapses:
             _break_once()
-        args = Namespace(resume=True, track=None, device="cpu")
-        train_one(config, out, args, title=self.method)
+        with lost_others_are_named():
+            train_run(config, out, resume=True, device="cpu")
 
 
 def main() -> None:
@@ -218,13 +221,13 @@ def outcome(out: Path) -> dict[str, Any]:
     """All that a run leaves, apart from times: each thing as one that can be compared."""
     lines, torn = seals.read_lines(out / "metrics.jsonl")
     result = seals.read_json(out / "result.json")
-    state = checkpoint.load(checkpoint.saved(out / "state")[0])
+    saved = state.load(state.saved(out / "state")[0])
     found: dict[str, Any] = {
         "torn": torn,
         "lines": [{k: v for k, v in line.items() if "seconds" not in k} for line in lines],
         "result": {k: v for k, v in result.items() if "seconds" not in k and k != "environment"},
     }
-    sets = {"state": state.tensors, "best in state": state.best}
+    sets = {"state": saved.tensors, "best in state": saved.best}
     sets |= {name: tensor_files.load_weights(out / name) for name in (BEST, LAST)}
     for name, tensors in sets.items():
         found |= {f"{name} {k}": tensors_digest({k: v}, {}) for k, v in (tensors or {}).items()}
@@ -256,38 +259,39 @@ def _break_once() -> None:
         found = real(self, x, y, number)
         p = self.progress
         if (p.epoch, p.rollbacks, number) == (2, 0, len(self.loader) - 1):
-            next(self.model.parameters()).data.view(-1)[0] = float("nan")
+            next(self.learner.model.parameters()).data.view(-1)[0] = float("nan")
         return found
 
-    Trainer._step = step  # type: ignore[method-assign, assignment]
+    Trainer._step = step  # type: ignore[method-assign]
 
 
 def _die_at_place(place: str, count: int, say: Callable[[str], None]) -> None:
     """At the count-th time (at most: it may come less often) that the trainer gets there."""
-    names = {
-        "step": "_step",
-        "epoch's end": "_finish_epoch",
-        "evaluation": "_evaluate",
-        "rollback": "_recover",
-        "save": "_save",
-        "resume": "resume",
-        "finish": "_finish",
+    places: dict[str, tuple[Any, str]] = {
+        "step": (Trainer, "_step"),
+        "epoch's end": (EpochEnd, "finish"),
+        "evaluation": (EpochEnd, "evaluate"),
+        "rollback": (Keeper, "recover"),
+        "save": (Keeper, "save"),
+        "resume": (Trainer, "resume"),
+        "finish": (Trainer, "_finish"),
     }
     once = place in ("rollback", "resume", "finish")
     left = 1 if once else count
-    real: Any = getattr(Trainer, names[place])
+    where, name = places[place]
+    real: Any = getattr(where, name)
 
-    def counted(self: Trainer, *args: Any) -> Any:  # noqa: ANN401
+    def counted(self: object, *args: Any, **options: Any) -> Any:  # noqa: ANN401
         nonlocal left
         left -= 1
         after = count % 2 == 0
-        found = real(self, *args) if after else None
+        found = real(self, *args, **options) if after else None
         if left == 0:
             say(f"{'after' if after else 'before'} {place}")
             _die()
-        return found if after else real(self, *args)
+        return found if after else real(self, *args, **options)
 
-    setattr(Trainer, names[place], counted)
+    setattr(where, name, counted)
 
 
 def _die_at_write(count: int, cut: float, say: Callable[[str], None], out: Path) -> None:

@@ -6,7 +6,9 @@ import sys
 def main() -> None:
     """Run the command line, if its packages are there; `import yopo` does without them."""
     try:
-        from yopo.cli import main as run
+        from yopo import cli
+
+        words = cli.parsed()
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in ("yopo", "torch"):
             raise
@@ -14,7 +16,7 @@ def main() -> None:
             f"yopo: the command line needs {error.name}, which is not installed; "
             "pip install 'yopo-torch[cli]', or '.[cli]' in its folder, brings all it needs"
         )
-    run()
+    cli.run(*words)
 
 
 if __name__ == "__main__":

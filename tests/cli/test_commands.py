@@ -19,9 +19,10 @@ import yaml
 from tests.conftest import assert_same
 from tests.tiny import PATIENCE, tiny_data
 from yopo import cli
-from yopo.cli import screen, training
+from yopo.cli import screen, train, training
 from yopo.core import files, tensor_files
-from yopo.runs import checkpoint
+from yopo.runs import state
+from yopo.runs.alone import alone_in
 from yopo.runs.trainer import Trainer
 
 TINY = [
@@ -254,7 +255,7 @@ def test_two_processes_do_not_train_in_one_folder(
     tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
-    with training._alone_in(tmp_path / "run"):
+    with alone_in(tmp_path / "run"):
         assert yopo(monkeypatch, *words) == 2
     assert "another process is training in" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -268,7 +269,7 @@ def test_epochs_of_a_file_move_warm_ups_along_as_those_of_a_flag_do(
     file.write_text("epochs: 1")
     shown = []
     for words in (["--epochs", "1"], ["--config", file], ["--epochs", "1.0"]):
-        monkeypatch.setattr(training, "dry_run", lambda config, _: shown.append(config))
+        monkeypatch.setattr(train, "dry_run", lambda config, _: shown.append(config))
         assert yopo(monkeypatch, "train", "demo", "--dry-run", *words) == 0
     assert shown[0] == shown[1] == shown[2]
     assert shown[0].eps_warmup < 1
@@ -506,14 +507,14 @@ def test_a_signal_saves_and_says_how_to_go_on(
     assert process.returncode == 130
     typed = [str(word) for word in process.args[2:]]  # type: ignore[index]
     assert f"To go on: {shlex.join(typed)} --resume" in shown
-    values = checkpoint.load(checkpoint.saved(out / "state")[0]).values
+    values = state.load(state.saved(out / "state")[0]).values
     assert values["progress"]["epoch"] >= 1
 
 
 def test_what_to_go_on_with_is_what_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     def typed(*words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["/usr/bin/yopo", *words])
-        return training._same_command()
+        return training.same_command()
 
     compare = ("compare", "demo", "--methods", "natural,pgd-2", "--out", "my runs")
     assert typed(*compare) == "yopo compare demo --methods natural,pgd-2 --out 'my runs' --resume"

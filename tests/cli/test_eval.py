@@ -22,7 +22,8 @@ from tests.tiny import PATIENCE
 from yopo.cli import training
 from yopo.core import files, tensor_files
 from yopo.core.digest import weights_digest
-from yopo.runs.settings import Tree, validate
+from yopo.runs.overlay import Tree
+from yopo.runs.settings import validate
 
 __all__ = ["npz"]
 

@@ -33,7 +33,7 @@ READERS = {
     "loads": {
         "core/files.py",
         "paper/tables.py",
-        "core/digest.py",
+        "core/seals.py",
     },  # of the package itself; of what was just dumped
     "load_file": {"core/tensor_files.py"},
     "safe_open": {"core/tensor_files.py"},
@@ -60,11 +60,11 @@ MODULES = {  # where `load` and `open` mean a file
     "gzip.open": set(),
     "Image.open": {"data/formats.py"},
     "tarfile.open": {"data/fetch.py"},
-    "os.open": {"core/files.py", "cli/training.py"},  # and a folder, to lock it
+    "os.open": {"core/files.py", "runs/alone.py"},  # and a folder, to lock it
     "io.open": set(),
 }
 OPEN = {"core/files.py", "data/formats.py", "data/sources.py"}  # of a zip; the embedded digits
-OURS = {"files", "seals", "reading", "self"}  # modules of ours whose functions have such names
+OURS = {"files", "seals", "folder", "self"}  # modules of ours whose functions have such names
 
 
 def others(text: str, file: str) -> list[str]:
@@ -430,8 +430,8 @@ def test_a_file_of_holes_is_refused(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("float32")
 def test_a_tensors_name_does_not_fill_the_screen(tmp_path: Path) -> None:
     from tests.tiny import tiny_config, tiny_data
-    from yopo.cli.saved import Saved, load_model
     from yopo.runs.build import build_model
+    from yopo.runs.saved import Saved, load_model
 
     file, config, data = tmp_path / "net.safetensors", tiny_config(), tiny_data()
     state = dict(build_model(config.model, data.x_train, 4).state_dict())

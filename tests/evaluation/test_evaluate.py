@@ -27,7 +27,7 @@ from yopo.core.frozen import Frozen
 from yopo.core.losses import margin
 from yopo.evaluation.network import Network
 from yopo.evaluation.result import wilson
-from yopo.evaluation.suite import Piece, run, starts
+from yopo.evaluation.suite import Data, Piece, run, starts
 
 THREATS: list[Threat] = [Linf(EPS), L2(1.5)]
 evaluate = partial(yopo.evaluate, checks=False)  # which have tests of their own
@@ -172,7 +172,9 @@ def test_each_restart_goes_over_what_stands_in_full_batches(
             self[key] = piece
 
     seen = Records()
-    outcomes = run(model, x, y, Linf(EPS), [parse("pgd-1-3")], batch=25, memory=seen)
+    net = Network.of(model, "float32", x)
+    data = Data.of(net, x, y)
+    outcomes = run(net, data, Linf(EPS), [parse("pgd-1-3")], batch=25, memory=seen)
     standing = outcomes["clean"].correct.nonzero()[:, 0]
     for restart in range(3):
         pieces = [piece for key, piece in seen.items() if key.startswith(f"pgd-1-3.{restart}.")]
@@ -419,6 +421,22 @@ def test_what_tf32_finds_counts_where_float32_agrees(attack: str) -> None:
     assert result.about["precision"] == "tf32"
 
 
+def test_one_evaluation_wraps_the_model_and_the_images_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    for kind in (Network, Data):
+
+        def init(self: Any, *args: Any, real: Any = kind.__init__) -> None:
+            made.append(type(self).__name__)
+            real(self, *args)
+
+        monkeypatch.setattr(kind, "__init__", init)
+    x = torch.rand(6, 3, 8, 8)
+    evaluate(convnet(), (x, torch.arange(6) % 3), Linf(EPS), "pgd-1", state=tmp_path / "state")
+    assert made == ["Network", "Data"]
+
+
 def test_examples_of_a_model_that_writes_into_its_input_are_in_the_ball() -> None:
     class Shifts(nn.Module):
         def __init__(self) -> None:
@@ -463,7 +481,8 @@ def test_compiled_the_same_images_fall(batch: Batch) -> None:
 @pytest.mark.filterwarnings("ignore")  # of torch's own making, when it compiles
 def test_two_graphs_serve_every_batch() -> None:
     model = yopo.models.SmallCNN(width=4, hidden=8).double().eval().requires_grad_(False)
-    net = Network(model, "float32", torch.device("cpu"), compile=True)
+    net = Network(model, "float32", torch.device("cpu"))
+    net.speed_up()
     torch._dynamo.reset()
     graphs = torch._dynamo.utils.counters["stats"]
     before = graphs["unique_graphs"]
@@ -675,6 +694,8 @@ def test_pieces_of_another_memory_are_used() -> None:
         def keep(self, key: str, piece: Piece) -> None:
             raise AssertionError
 
-    outcomes = run(model, x[:9], y[:9], Linf(EPS), [parse("pgd-2")], memory=Claims())
+    net = Network.of(model, "float32", x)
+    data = Data.of(net, x[:9], y[:9])
+    outcomes = run(net, data, Linf(EPS), [parse("pgd-2")], memory=Claims())
     assert outcomes["pgd-2"].accuracy == 0
     assert outcomes["pgd-2"].seconds == 2.0

@@ -16,7 +16,7 @@ from yopo import PGD, YOPO, Engine, Free, Method
 from yopo.methods.base import AdversarialMethod, carried_over
 
 PACKAGE = Path(yopo.__file__).parent
-MAKERS = ("__init__.py", "runs/build.py")  # the public names, and what makes methods by name
+MAKERS = ("__init__.py",)  # the public names
 
 
 def concrete(kind: type[Method] = Method) -> set[str]:

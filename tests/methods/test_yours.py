@@ -478,7 +478,7 @@ def test_everything_random_goes_on_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr("yopo.runs.trainer.build_model", lambda *_: Restless())
+    monkeypatch.setattr("yopo.runs.learner.build_model", lambda *_: Restless())
     config = tiny_config({"method": {"first_layer": "net.1"}})
 
     def trainer(name: str) -> Trainer:
@@ -494,14 +494,16 @@ def test_everything_random_goes_on_as_it_was(
     again = trainer("stopped")
     again.resume()
     again.run()
-    assert_same(dict(again.model.state_dict()), dict(whole.model.state_dict()), tol=0)
+    assert_same(
+        dict(again.learner.model.state_dict()), dict(whole.learner.model.state_dict()), tol=0
+    )
 
 
 def test_a_network_that_cannot_be_diagnosed_is_trained_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_default_dtype(torch.float32)
-    monkeypatch.setattr("yopo.runs.trainer.build_model", lambda *_: TwoTowers(256))
+    monkeypatch.setattr("yopo.runs.learner.build_model", lambda *_: TwoTowers(256))
     config = tiny_config({"method": {"first_layer": None}, "diagnose": {"every": 1}, "epochs": 1})
     watcher = Silent()
     run = Trainer(config, tiny_data(), tmp_path / "run", watcher, torch.device("cpu"))
@@ -516,7 +518,7 @@ def test_a_state_that_cannot_be_saved_is_refused_first(
         def get_extra_state(self) -> dict[str, int]:
             return {"version": 1}
 
-    monkeypatch.setattr("yopo.runs.trainer.build_model", lambda *_: Extra())
+    monkeypatch.setattr("yopo.runs.learner.build_model", lambda *_: Extra())
     with pytest.raises(ValueError, match="get_extra_state"):
         Trainer(tiny_config(), tiny_data(), tmp_path / "r", Silent(), torch.device("cpu"))
 

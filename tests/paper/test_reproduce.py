@@ -1,6 +1,5 @@
 """`yopo reproduce`: rows are trained once a seed, attacked as in the paper, and shown beside it."""
 
-import argparse
 import json
 import random
 import sys
@@ -14,16 +13,16 @@ import yaml
 from tests.reports import evaluation, write_run
 from tools.keep_runs import MACHINE, keep
 from yopo import cli
-from yopo.cli.training import train_one
 from yopo.core import seals
 from yopo.paper import reproduction
 from yopo.paper.reproduced import summary
 from yopo.paper.reproduction import TABLES
 from yopo.paper.tables import paper_table
 from yopo.paper.words import cells, heads, notes
+from yopo.runs.api import train_run
+from yopo.runs.overlay import overlay
 from yopo.runs.progress import StopRequested
 from yopo.runs.recipes import RECIPES
-from yopo.runs.settings import overlay
 from yopo.runs.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]
@@ -57,9 +56,7 @@ def test_every_row_of_the_paper_has_a_recipe() -> None:
 def test_quick_runs_learn(tmp_path: Path) -> None:
     torch.set_default_dtype(torch.float32)
     config = TABLES["table3"].config("Natural", seed=1, quick=True)
-    options = argparse.Namespace(resume=False, track=None, device="cpu")
-    result = train_one(config, tmp_path / "run", options, title="quick")
-    assert result
+    result = train_run(config, tmp_path / "run", device="cpu")
     # Plain SGD stayed at chance, about a tenth. Guesses are right on a fifth more of so many images
     # with a probability below 1e-14; how much better training is differs from CPU to CPU.
     assert result["test_images"] >= 200
@@ -73,7 +70,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     over = {"epochs": 2, "model": {"options": {"width": 2, "hidden": 8}}}
     over |= {"data": {"held_out": 5300}}
     monkeypatch.setattr(reproduction, "QUICK", overlay(reproduction.QUICK, over))
-    monkeypatch.setattr("yopo.cli.reproducing.QUICK_SAMPLES", 50)
+    monkeypatch.setattr("yopo.cli.reproduce.QUICK_SAMPLES", 50)
 
 
 @pytest.mark.usefixtures("tiny")

@@ -207,7 +207,7 @@ def test_a_run_is_the_same_with_and_without_looking(tmp_path: Path) -> None:
     for every in (0, 2):
         trainer = tiny_trainer(tmp_path / str(every), {"diagnose": {"every": every, "images": 8}})
         trainer.run()
-        finals.append(weights(trainer.model))
+        finals.append(weights(trainer.learner.model))
     assert all(torch.equal(v, finals[1][k]) for k, v in finals[0].items())
     lines = [json.loads(line) for line in (tmp_path / "2/metrics.jsonl").read_text().splitlines()]
     assert ["diagnose" in line for line in lines] == [False, True, False]

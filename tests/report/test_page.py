@@ -20,7 +20,7 @@ from tests.cli.test_commands import yopo
 from tests.cli.test_eval import run
 from tests.reports import Page, write_run
 from tests.robust import trained
-from yopo.cli.reporting import summary
+from yopo.cli.report import summary
 from yopo.core import tensor_files
 from yopo.evaluation.card import duration
 from yopo.paper.beside import beside
@@ -568,7 +568,7 @@ def test_command_writes_page_and_figures_and_prints_the_table(
 
 
 def test_the_trainings_own_pgd_does_not_stand_beside_an_evaluations(tmp_path: Path) -> None:
-    from yopo.cli.reporting import summary
+    from yopo.cli.report import summary
 
     folders = [write_run(tmp_path / "a"), write_run(tmp_path / "b", evaluated=False)]
     found = json.loads((folders[0] / "eval.json").read_text())
@@ -585,7 +585,7 @@ def test_the_trainings_own_pgd_does_not_stand_beside_an_evaluations(tmp_path: Pa
 
 
 def test_evaluations_of_different_kinds_stand_apart(tmp_path: Path) -> None:
-    from yopo.cli.reporting import summary
+    from yopo.cli.report import summary
 
     folder = write_run(tmp_path / "a")
     found = read(folder, "eval.json")

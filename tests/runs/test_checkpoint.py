@@ -13,21 +13,21 @@ import torch
 
 from tests.tiny import forkserver
 from yopo.core import tensor_files
-from yopo.runs import checkpoint
-from yopo.runs.checkpoint import Saved
+from yopo.runs import state
+from yopo.runs.state import Checkpoint
 
 TENSORS = {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7)}
 
 
 def save(folder: Path, number: int, keep: int = 3) -> None:
     tensors = {k: v + number for k, v in TENSORS.items()}
-    checkpoint.save(folder, number, Saved(tensors, {"number": number}), keep=keep)
+    state.save(folder, number, Checkpoint(tensors, {"number": number}), keep=keep)
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     values = {"x": 0.1 + 0.2, "n": 3, "s": ["a", None]}
-    checkpoint.save(tmp_path, 1, Saved(TENSORS, values, best={"w": torch.ones(2)}), keep=1)
-    found = checkpoint.load_newest(tmp_path, pytest.fail)
+    state.save(tmp_path, 1, Checkpoint(TENSORS, values, best={"w": torch.ones(2)}), keep=1)
+    found = state.load_newest(tmp_path, pytest.fail)
     assert found is not None
     assert found.values == values
     assert all(torch.equal(found.tensors[k], v) for k, v in TENSORS.items())
@@ -40,7 +40,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 def test_only_the_newest_stay(tmp_path: Path) -> None:
     for number in range(1, 8):
         save(tmp_path, number, keep=2)
-    assert [p.name for p in checkpoint.saved(tmp_path)] == ["save-000007", "save-000006"]
+    assert [p.name for p in state.saved(tmp_path)] == ["save-000007", "save-000006"]
 
 
 @pytest.mark.parametrize("file", ["tensors.safetensors", "values.json", "seal.json"])
@@ -59,7 +59,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
     else:
         victim.unlink()
     warnings: list[str] = []
-    found = checkpoint.load_newest(tmp_path, warnings.append)
+    found = state.load_newest(tmp_path, warnings.append)
     assert found is not None
     assert found.values == {"number": 1}
     assert len(warnings) == 1
@@ -67,7 +67,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(
 
 
 def test_none_left_is_none(tmp_path: Path) -> None:
-    assert checkpoint.load_newest(tmp_path / "nowhere", pytest.fail) is None
+    assert state.load_newest(tmp_path / "nowhere", pytest.fail) is None
 
 
 def test_a_full_disk_fails_the_save_and_keeps_the_others(
@@ -89,7 +89,7 @@ def test_a_full_disk_fails_the_save_and_keeps_the_others(
         save(tmp_path, 2)
     monkeypatch.undo()
     assert [p.name for p in tmp_path.iterdir()] == ["save-000001"]
-    found = checkpoint.load_newest(tmp_path, pytest.fail)
+    found = state.load_newest(tmp_path, pytest.fail)
     assert found is not None
     assert found.values == {"number": 1}
 
@@ -99,7 +99,7 @@ def save_beyond_the_limit(folder: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     large = {"a": torch.zeros(50_000)}
     with pytest.raises(OSError, match="too large"):
-        checkpoint.save(Path(folder), 2, Saved(large, {"number": 2}), keep=2)
+        state.save(Path(folder), 2, Checkpoint(large, {"number": 2}), keep=2)
     with pytest.raises(OSError, match="too large"):
         tensor_files.save_weights(Path(folder) / "model.safetensors", large, {})
 
@@ -112,7 +112,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     process.join()
     assert process.exitcode == 0
     assert [p.name for p in tmp_path.iterdir()] == ["save-000001"]
-    found = checkpoint.load_newest(tmp_path, pytest.fail)
+    found = state.load_newest(tmp_path, pytest.fail)
     assert found is not None
     assert found.values == {"number": 1}
 
@@ -122,7 +122,7 @@ def test_a_half_written_one_is_never_seen(tmp_path: Path) -> None:
     half = tmp_path / ".writing"
     half.mkdir()
     (half / "tensors.safetensors").write_bytes(b"half")
-    assert [p.name for p in checkpoint.saved(tmp_path)] == ["save-000001"]
+    assert [p.name for p in state.saved(tmp_path)] == ["save-000001"]
     save(tmp_path, 2)
     assert not half.exists()
 

@@ -22,10 +22,10 @@ from yopo.core.threat import Linf
 from yopo.evaluation.evaluate import evaluate
 from yopo.report.records import read_runs
 from yopo.report.words import notes
-from yopo.runs import checkpoint
+from yopo.runs import state
 from yopo.runs.folder import BEST, LAST
+from yopo.runs.overlay import Tree
 from yopo.runs.progress import StopRequested
-from yopo.runs.settings import Tree
 
 pytestmark = pytest.mark.usefixtures("float32")
 OVER: Tree = {"epochs": 3}
@@ -239,7 +239,7 @@ def test_a_seal_that_is_none_falls_back_to_the_checkpoint_before(
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(half, out)
-    newest = checkpoint.saved(out / "state")[0]
+    newest = state.saved(out / "state")[0]
     (newest / "seal.json").write_text(text)
     watcher = Silent()
     trainer = tiny_trainer(out, OVER, watcher)
@@ -255,15 +255,15 @@ def test_what_else_lies_in_the_state_folder_does_no_harm(
 ) -> None:
     out = tmp_path / "run"
     shutil.copytree(half, out)
-    state = out / "state"
-    shutil.copytree(checkpoint.saved(state)[0], state / "save-000001.bak")
-    (state / "save-").mkdir()
-    (state / "save-00000x").touch()
-    (state / "save-²").touch()
-    (state / "save-000900").write_text("a file")
-    (state / "save-000901").mkdir()
-    (state / ".writing").write_text("a file")
-    odd = {path.name for path in state.iterdir() if not path.name.startswith(".")}
+    there = out / "state"
+    shutil.copytree(state.saved(there)[0], there / "save-000001.bak")
+    (there / "save-").mkdir()
+    (there / "save-00000x").touch()
+    (there / "save-²").touch()
+    (there / "save-000900").write_text("a file")
+    (there / "save-000901").mkdir()
+    (there / ".writing").write_text("a file")
+    odd = {path.name for path in there.iterdir() if not path.name.startswith(".")}
     watcher = Silent()
     trainer = tiny_trainer(out, OVER, watcher)
     assert trainer.resume()
@@ -271,7 +271,7 @@ def test_what_else_lies_in_the_state_folder_does_no_harm(
     trainer.run()
     same(out, whole)
     assert {"save-000001.bak", "save-", "save-00000x", "save-²"} <= odd & {
-        path.name for path in state.iterdir()
+        path.name for path in there.iterdir()
     }
     again = tiny_trainer(out, OVER)
     assert again.resume()
@@ -281,7 +281,7 @@ def test_what_else_lies_in_the_state_folder_does_no_harm(
 def test_where_only_copies_are_damaged_the_rest_is_used(half: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(half, out)
-    for path in checkpoint.saved(out / "state"):
+    for path in state.saved(out / "state"):
         for name in ("good", "best"):
             if (path / f"{name}.safetensors").exists():
                 flip(path / f"{name}.safetensors")
@@ -296,7 +296,7 @@ def test_where_only_copies_are_damaged_the_rest_is_used(half: Path, tmp_path: Pa
     (out / BEST).unlink()
     shutil.rmtree(out / "state")
     shutil.copytree(half / "state", out / "state")
-    for path in checkpoint.saved(out / "state"):
+    for path in state.saved(out / "state"):
         flip(path / "best.safetensors")
     trainer = tiny_trainer(out, OVER, watcher)
     assert trainer.resume()

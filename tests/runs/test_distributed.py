@@ -22,8 +22,9 @@ from tests.tiny import BASE, PATIENCE, Silent, forkserver, free_port, tiny_data,
 from yopo.core import seals, tensor_files
 from yopo.evaluation import suite
 from yopo.runs import distributed, measure
+from yopo.runs.overlay import Tree, overlay
 from yopo.runs.progress import StopRequested
-from yopo.runs.settings import Tree, overlay, validate
+from yopo.runs.settings import validate
 
 METHODS: dict[str, Tree] = {
     "yopo": {"name": "yopo", "m": 3, "n": 2, "first_layer": "relu1"},
@@ -65,13 +66,13 @@ def train_steps(out: str, over: Tree, rank: int, world: int, port: int) -> None:
         return all_reduce(*args, **kwargs)
 
     torch.distributed.all_reduce = counted
-    real = trainer.method.backward
+    real = trainer.learner.method.backward
 
     def backward(x: Tensor, y: Tensor) -> object:
         start = 0.1 * torch.sin(1000 * x) if over["method"]["name"] != "free" else None
         return real(x.double(), y, start)
 
-    trainer.method.backward = backward  # type: ignore[method-assign, assignment]
+    trainer.learner.method.backward = backward  # type: ignore[method-assign, assignment]
     warnings.filterwarnings("error", message=".*exchange_gradients")  # it takes care itself
     updates = 0
     for epoch in range(2):
@@ -85,7 +86,7 @@ def train_steps(out: str, over: Tree, rank: int, world: int, port: int) -> None:
     optimizer_steps = STEPS * (over["method"]["m"] if over["method"]["name"] == "free" else 1)
     if world > 1 and not over.get("sync_batchnorm"):
         assert calls == optimizer_steps, f"{calls} exchanges in {optimizer_steps} steps"
-    tensor_files.save_weights(Path(out), dict(trainer.model.state_dict()), {})
+    tensor_files.save_weights(Path(out), dict(trainer.learner.model.state_dict()), {})
 
 
 def run(
@@ -194,7 +195,7 @@ def resume_in_two(out: str, over: Tree, rank: int, world: int, port: int) -> Non
             result: yopo.Step = real(x, y, number)
             return result
 
-        trainer._step = step  # type: ignore[method-assign, assignment]
+        trainer._step = step  # type: ignore[method-assign]
         try:
             trainer.run()
             assert stop_at is None
@@ -214,8 +215,8 @@ def collapsing(folder: Path, over: Tree) -> yopo.runs.trainer.Trainer:
         p = trainer.progress
         return (0.1 if (p.epoch, p.rollbacks) == (2, 0) else 0.9), 0.1
 
-    trainer._chance = 0.1
-    trainer._evaluate = evaluate  # type: ignore[method-assign, assignment]
+    trainer.images.chance = 0.1
+    trainer.epoch_end.evaluate = evaluate  # type: ignore[method-assign, assignment]
     return trainer
 
 
@@ -275,10 +276,10 @@ def drift_apart(out: str, over: Tree, rank: int, world: int, port: int) -> None:
                 if (trainer.progress.epoch, number) == (1, 2):
                     there |= contents(folder) if rank == 0 else {}
                     if rank == 1:
-                        next(getattr(trainer, whose).parameters()).detach().view(-1)[0] += 1
+                        next(getattr(trainer.learner, whose).parameters()).detach().view(-1)[0] += 1
                 return result
 
-            trainer._step = step  # type: ignore[method-assign, assignment]
+            trainer._step = step  # type: ignore[method-assign]
             with pytest.raises(RuntimeError, match="the weights of process 1 are no longer"):
                 trainer.run()
             if rank == 0:
@@ -314,7 +315,7 @@ def test_the_held_out_attack_fits_where_a_share_of_the_batch_does(
             return real(*args, **kwargs)
 
         monkeypatch.setattr(measure, "attack_all", attack_all)
-        trainer._evaluate(trainer.follower, 20)
+        trainer.epoch_end.evaluate(20)
         trainer._measure()
     finally:
         dist.destroy_process_group()
@@ -383,7 +384,7 @@ def test_a_whole_run_makes_its_exchanges_over(
             again = yopo.runs.trainer.Trainer(config, tiny_data(), tmp_path, Silent(), device)
             assert again.resume()
             assert again.progress.epoch == config.epochs
-            assert_same(again.model.state_dict(), trainer.model.state_dict(), tol=0)
+            assert_same(again.learner.model.state_dict(), trainer.learner.model.state_dict(), tol=0)
     finally:
         dist.destroy_process_group()
         torch.set_default_dtype(torch.float64)

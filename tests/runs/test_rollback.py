@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
+import yopo.runs.epoch_end
 import yopo.runs.trainer
 from tests.tiny import Silent, tiny_trainer
 from yopo.core import seals, tensor_files
 from yopo.core.digest import tensors_digest
-from yopo.runs import checkpoint
+from yopo.runs import state
 from yopo.runs.folder import BEST, LAST
 from yopo.runs.guard import Health
+from yopo.runs.overlay import Tree
 from yopo.runs.progress import StopRequested
-from yopo.runs.settings import Tree
 from yopo.runs.trainer import Trainer
 
 BN: Tree = {"name": "preactresnet18", "options": {"width": 4, "blocks": [1]}}
@@ -42,7 +43,7 @@ class Killed(BaseException):
 def _one_look_a_step(monkeypatch: pytest.MonkeyPatch, float32: None) -> None:
     monkeypatch.setattr(yopo.runs.trainer, "CHECK_EVERY", 2)
     monkeypatch.setattr(
-        yopo.runs.trainer, "Health", lambda loss, _train, *rest: Health(loss, 0.95, *rest)
+        yopo.runs.epoch_end, "Health", lambda **seen: Health(**seen | {"train": 0.95})
     )
 
 
@@ -55,21 +56,21 @@ def built(out: Path, over: Tree, often: bool) -> Trainer:
         p = trainer.progress
         return 0.9, SCORES[p.epoch, p.rollbacks]
 
-    trainer._evaluate = evaluate  # type: ignore[method-assign, assignment]
+    trainer.epoch_end.evaluate = evaluate  # type: ignore[method-assign, assignment]
     return trainer
 
 
 def outcome(trainer: Trainer) -> dict[str, Any]:
     """Everything that a run leaves, apart from times."""
-    lines, torn = seals.read_lines(trainer.out / "metrics.jsonl")
+    lines, torn = seals.read_lines(trainer.files.path / "metrics.jsonl")
     assert torn is None
-    result = seals.read_json(trainer.out / "result.json")
-    state = checkpoint.load(checkpoint.saved(trainer.out / "state")[0]).tensors
-    weights = [tensor_files.load_weights(trainer.out / n) for n in (BEST, LAST)]
+    result = seals.read_json(trainer.files.path / "result.json")
+    tensors = state.load(state.saved(trainer.files.path / "state")[0]).tensors
+    weights = [tensor_files.load_weights(trainer.files.path / n) for n in (BEST, LAST)]
     return {
         "lines": [{k: v for k, v in line.items() if "seconds" not in k} for line in lines],
         "result": {k: v for k, v in result.items() if "seconds" not in k and k != "environment"},
-        "state": tensors_digest(state, {}),
+        "state": tensors_digest(tensors, {}),
         "weights": [tensors_digest(w, {}) for w in weights],
     }
 
@@ -111,13 +112,13 @@ def interrupt(trainer: Trainer, where: Where, act: Callable[[], None]) -> None:
     if place == "step":
         trainer._step = before(trainer._step, nth=3)  # type: ignore[method-assign]
     elif place == "epoch's end":
-        trainer._finish_epoch = before(trainer._finish_epoch)  # type: ignore[method-assign]
+        trainer.epoch_end.finish = before(trainer.epoch_end.finish)  # type: ignore[method-assign]
     elif place == "evaluation":
-        trainer._evaluate = before(trainer._evaluate)  # type: ignore[method-assign]
+        trainer.epoch_end.evaluate = before(trainer.epoch_end.evaluate)  # type: ignore[method-assign]
     elif place == "rollback":
-        trainer._recover = before(trainer._recover)  # type: ignore[method-assign]
+        trainer.keeper.recover = before(trainer.keeper.recover)  # type: ignore[method-assign]
     else:
-        trainer._save = before(trainer._save)  # type: ignore[method-assign]
+        trainer.keeper.save = before(trainer.keeper.save)  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")
@@ -175,14 +176,14 @@ def test_a_broken_loss_ends_an_epoch_at_the_same_step_resumed_or_not(
                     found.loss.fill_(float("nan"))
             return found
 
-        trainer._step = step  # type: ignore[method-assign, assignment]
+        trainer._step = step  # type: ignore[method-assign]
         try:
             trainer.run()
         except StopRequested:
             resumed, watcher = True, Silent()
             trainer = tiny_trainer(out, {"optimizer": {"accumulate": 3}, "epochs": 2}, watcher, 300)
             assert trainer.resume()
-            real, trainer._step = trainer._step, step  # type: ignore[method-assign, assignment]
+            real, trainer._step = trainer._step, step  # type: ignore[method-assign]
             trainer.run()
         assert trainer.progress.rollbacks == 1
         return outcome(trainer)
@@ -196,18 +197,18 @@ def test_a_collapse_goes_back_one_epoch_at_the_default_settings(tmp_path: Path) 
     """Short epochs write no checkpoint; no good epoch is thrown away for that."""
     watcher = Silent()
     trainer = built(tmp_path, {}, often=False)
-    trainer.watch = watcher
+    trainer.files.watch = watcher
     before: list[Tensor] = []
-    real = trainer._finish_epoch
+    real = trainer.epoch_end.finish
 
     def finish(reason: str | None) -> None:
         real(reason)
         p = trainer.progress
-        weight = torch.cat([w.flatten() for w in trainer.model.parameters()])
+        weight = torch.cat([w.flatten() for w in trainer.learner.model.parameters()])
         if (p.epoch, p.lines) in ((2, 2), (2, 3)):
             before.append(weight.clone())
 
-    trainer._finish_epoch = finish  # type: ignore[method-assign]
+    trainer.epoch_end.finish = finish  # type: ignore[method-assign]
     trainer.run()
     assert torch.equal(*before)
     assert "Back to the end of epoch 2" in next(s for s in watcher.said if "collapse" in s)

@@ -1,6 +1,5 @@
 """Settings from recipes, YAML and flags."""
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +8,15 @@ import torch
 import yaml
 
 from yopo import PMP
-from yopo.cli.training import resolve
+from yopo.cli.training import settings_typed
 from yopo.models import SmallCNN
+from yopo.runs.api import configure
 from yopo.runs.build import build_method
+from yopo.runs.overlay import nested, overlay
 from yopo.runs.recipes import RECIPES, method_tree, recipe
 from yopo.runs.schedule import rate
 from yopo.runs.sections import L2Config, chosen, fraction
-from yopo.runs.settings import Config, fields, nested, overlay, rescaled, validate, with_radius
+from yopo.runs.settings import Config, fields, rescaled, validate, with_radius
 
 
 def test_flags_over_a_recipe() -> None:
@@ -217,8 +218,7 @@ def test_defaults_make_a_run() -> None:
 
 def test_another_radius_takes_the_step_along() -> None:
     def step(*flags: str) -> float | None:
-        args = argparse.Namespace(recipe="demo", config=None)
-        return resolve(args, list(flags)).threat.step
+        return configure("demo", settings_typed(list(flags))).threat.step
 
     assert step() == pytest.approx(0.3 / 8)
     assert step("--threat.eps", "8/255") == pytest.approx(1 / 255)

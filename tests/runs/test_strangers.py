@@ -23,8 +23,9 @@ from yopo.core import files, tensor_files
 from yopo.evaluation import card
 from yopo.models import SmallCNN
 from yopo.runs import strangers
+from yopo.runs.overlay import Tree, overlay
 from yopo.runs.sections import ModelConfig
-from yopo.runs.settings import Tree, overlay, validate
+from yopo.runs.settings import validate
 
 pytestmark = pytest.mark.usefixtures("float32")
 
@@ -127,13 +128,13 @@ def test_a_run_is_trained_from_what_the_user_says_alone(
     tmp_path: Path, refused: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever config.yaml lies in the folder, --resume builds the recipe's network."""
-    from yopo.runs import trainer as train
+    from yopo.runs import learner
 
     def build(config: ModelConfig, *_: object) -> nn.Module:
         assert config.name == "smallcnn"
         raise ValueError("the recipe's")
 
-    monkeypatch.setattr(train, "build_model", build)
+    monkeypatch.setattr(learner, "build_model", build)
     run = write(tmp_path / "run", {"name": "os:system", "options": {"command": "false"}})
     (run / "state" / "save-000001").mkdir(parents=True)
     with pytest.raises(ValueError, match="the recipe's"):

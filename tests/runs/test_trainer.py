@@ -15,6 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import yopo
+import yopo.runs.epoch_end
+import yopo.runs.keeper
+import yopo.runs.learner
 import yopo.runs.trainer
 from tests.conftest import assert_same
 from tests.tiny import (
@@ -30,12 +33,12 @@ from tests.tiny import (
 from yopo.core import seals, tensor_files
 from yopo.core.digest import weights_digest
 from yopo.data.sources import Arrays
-from yopo.runs import checkpoint, measure
+from yopo.runs import measure, state
 from yopo.runs.folder import RunFolder
 from yopo.runs.guard import Health, collapse, learnt
 from yopo.runs.measure import commonest
+from yopo.runs.overlay import Tree
 from yopo.runs.progress import StopRequested
-from yopo.runs.settings import Tree
 
 pytestmark = pytest.mark.usefixtures("float32")
 
@@ -55,8 +58,8 @@ def files(out: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def assert_equal_runs(a: Path, b: Path) -> None:
-    for name, state in files(a).items():
-        for key, value in state.items():
+    for name, tensors in files(a).items():
+        for key, value in tensors.items():
             assert torch.equal(value, files(b)[name][key]), f"{name}: {key}"
     assert lines(a) == lines(b)
     one, other = (json.loads((out / "result.json").read_text()) for out in (a, b))
@@ -90,7 +93,7 @@ def test_stopping_at_any_step_and_going_on_changes_nothing(
     while True:
         trainer = tiny_trainer(tmp_path / "pieces", over)
         trainer.resume()
-        watched = trainer.watch
+        watched = trainer.files.watch
         left = 2
 
         def step(*_: object, trainer: yopo.runs.trainer.Trainer = trainer) -> None:
@@ -144,10 +147,10 @@ def test_a_damaged_newest_checkpoint_costs_only_time(tmp_path: Path) -> None:
     tiny_trainer(tmp_path / "whole").run()
     out = tmp_path / "damaged"
     trainer = tiny_trainer(out)
-    trainer._save()
+    trainer.keeper.save()
     for _ in range(2):
-        trainer._finish_epoch(trainer._epoch())
-    newest = checkpoint.saved(out / "state")[0] / "tensors.safetensors"
+        trainer.epoch_end.finish(trainer._epoch())
+    newest = state.saved(out / "state")[0] / "tensors.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     watcher = Silent()
     trainer = tiny_trainer(out, watcher=watcher)
@@ -166,7 +169,7 @@ def test_a_run_of_another_configuration_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = checkpoint.save, 0
+    real, calls = state.save, 0
 
     def save(*args: object, **kwargs: object) -> None:
         nonlocal calls
@@ -175,7 +178,7 @@ def test_a_full_disk_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.Mo
             raise OSError(28, "No space left on device")
         real(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(state, "save", save)
     watcher = Silent()
     tiny_trainer(tmp_path, watcher=watcher).run()
     assert any("No space left" in said and "earlier ones are kept" in said for said in watcher.said)
@@ -187,7 +190,7 @@ def test_held_out_images_are_apart_and_the_test_set_is_touched_at_the_end_only(
 ) -> None:
     trainer = tiny_trainer(tmp_path)
     data = tiny_data()
-    held = {image.numpy().tobytes() for image in trainer._held[0]}
+    held = {image.numpy().tobytes() for image in trainer.images.held[0]}
     trained = [
         image.numpy().tobytes()
         for x, _ in trainer.loader.epoch(0)
@@ -203,7 +206,8 @@ def test_held_out_images_are_apart_and_the_test_set_is_touched_at_the_end_only(
         seen.append(trainer.progress.epoch if x.numpy().tobytes() == test else -1)
         return real(model, x, *rest)
 
-    monkeypatch.setattr(yopo.runs.trainer, "accuracies", accuracies)
+    for module in (yopo.runs.trainer, yopo.runs.epoch_end):
+        monkeypatch.setattr(module, "accuracies", accuracies)
     trainer.run()
     assert seen == [-1, -1, -1, 3, 3]
 
@@ -218,12 +222,12 @@ def test_the_best_weights_are_those_of_the_best_epoch(
     scores = iter([(0.3, 0.9), (0.6, 0.8), (0.5, 0.7)])
     kept: list[dict[str, Tensor]] = []
 
-    def evaluate(model: torch.nn.Module, images: int) -> tuple[float, float]:
-        kept.append(weights(model))
+    def evaluate(images: int) -> tuple[float, float]:
+        kept.append(weights(trainer.learner.follower))
         good, bad = next(scores)
         return (good, bad) if natural else (bad, good)
 
-    monkeypatch.setattr(trainer, "_evaluate", evaluate)
+    monkeypatch.setattr(trainer.epoch_end, "evaluate", evaluate)
     result = trainer.run()
     assert result["best_epoch"] == (2 if keep == "best" else 3)
     best = tensor_files.load_weights(tmp_path / "model.safetensors")
@@ -247,7 +251,7 @@ def test_the_loop_is_plain_sgd_for_natural_training(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path, over)
     torch.manual_seed(0)
     twin = yopo.models.SmallCNN(4, width=4, size=16, hidden=8, dropout=0.0)
-    twin.load_state_dict(trainer.model.state_dict())
+    twin.load_state_dict(trainer.learner.model.state_dict())
     sgd = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
     for epoch in range(2):
         batches = list(trainer.loader.epoch(epoch))
@@ -260,7 +264,9 @@ def test_the_loop_is_plain_sgd_for_natural_training(tmp_path: Path) -> None:
             sgd.zero_grad()
     trainer.run()
     for key, value in twin.state_dict().items():
-        torch.testing.assert_close(trainer.model.state_dict()[key], value, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            trainer.learner.model.state_dict()[key], value, rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.usefixtures("graphs_alone")
@@ -285,7 +291,10 @@ def test_the_engine_trains_the_same_network(tmp_path: Path) -> None:
     assert compiled.resume()
     result = compiled.run()
     assert result["warmup_seconds"] > 0
-    for a, b in ((plain.model, compiled.model), (plain.follower, compiled.follower)):
+    for a, b in (
+        (plain.learner.model, compiled.learner.model),
+        (plain.learner.follower, compiled.learner.follower),
+    ):
         torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=1e-4, atol=1e-6)
 
 
@@ -293,19 +302,19 @@ def test_ema_follows_and_keeps_its_own_statistics(tmp_path: Path) -> None:
     over: Tree = {"model": {"name": "preactresnet18", "options": {"width": 4, "blocks": [1]}}}
     over["method"] = {"name": "pgd", "steps": 1}
     trainer = tiny_trainer(tmp_path, over)
-    assert trainer.ema is not None
-    average = {k: v.double() for k, v in trainer.model.state_dict().items()}
+    assert trainer.learner.ema is not None
+    average = {k: v.double() for k, v in trainer.learner.model.state_dict().items()}
     for step, (x, y) in enumerate(trainer.loader.epoch(0)):
         trainer._step(x, y, step)
         decay = min(0.9, (1 + step) / (10 + step))
-        for k, v in trainer.model.state_dict().items():
+        for k, v in trainer.learner.model.state_dict().items():
             average[k] = decay * average[k] + (1 - decay) * v.double()
-    for k, v in trainer.ema.model.state_dict().items():
+    for k, v in trainer.learner.ema.model.state_dict().items():
         if v.is_floating_point():
             torch.testing.assert_close(v.double(), average[k], rtol=1e-4, atol=1e-6)
     assert not torch.equal(
-        trainer.ema.model.state_dict()["bn.running_mean"],
-        trainer.model.state_dict()["bn.running_mean"],
+        trainer.learner.ema.model.state_dict()["bn.running_mean"],
+        trainer.learner.model.state_dict()["bn.running_mean"],
     )
 
 
@@ -322,15 +331,18 @@ def test_the_clock_counts_training_only(tmp_path: Path, monkeypatch: pytest.Monk
         return slow
 
     clock = types.SimpleNamespace(perf_counter=lambda: now, monotonic=lambda: now)
-    monkeypatch.setattr(yopo.runs.trainer, "time", clock)
+    for module in (yopo.runs.trainer, yopo.runs.learner, yopo.runs.epoch_end, yopo.runs.keeper):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(yopo.runs.trainer, "CHECK_EVERY", 1)
     trainer = tiny_trainer(tmp_path)
     monkeypatch.setattr(trainer, "_step", taking(1, trainer._step))
-    real = trainer.method.prepare  # called in every step; the first call studies the network
+    real = (
+        trainer.learner.method.prepare
+    )  # called in every step; the first call studies the network
     slow = iter([taking(10, real)])
-    monkeypatch.setattr(trainer.method, "prepare", lambda *batch: next(slow, real)(*batch))
-    monkeypatch.setattr(trainer, "_evaluate", taking(100, trainer._evaluate))
-    monkeypatch.setattr(checkpoint, "save", taking(10000, checkpoint.save))
+    monkeypatch.setattr(trainer.learner.method, "prepare", lambda *batch: next(slow, real)(*batch))
+    monkeypatch.setattr(trainer.epoch_end, "evaluate", taking(100, trainer.epoch_end.evaluate))
+    monkeypatch.setattr(state, "save", taking(10000, state.save))
     result = trainer.run()
     assert result["train_seconds"] == 3 * 5
     assert result["warmup_seconds"] == 10
@@ -373,7 +385,7 @@ def test_a_huge_rate_is_rolled_back_until_it_trains(tmp_path: Path) -> None:
     trainer.run()
     assert any("the loss is not finite" in said for said in watcher.said)
     assert trainer.progress.rollbacks >= 1
-    assert all(v.isfinite().all() for v in trainer.model.state_dict().values())
+    assert all(v.isfinite().all() for v in trainer.learner.model.state_dict().values())
     collapsed = [line for line in lines(tmp_path) if "collapse" in line]
     assert len(collapsed) == trainer.progress.rollbacks
 
@@ -390,20 +402,20 @@ def test_a_run_that_diverges_in_its_first_epoch_starts_again(tmp_path: Path) -> 
 
     def step(x: Tensor, y: Tensor, number: int) -> yopo.Step:
         if trainer.progress.rollbacks == 0:
-            for model in (trainer.model, trainer.follower):
+            for model in (trainer.learner.model, trainer.learner.follower):
                 last = model.get_submodule("fc3")
                 last.weight.data.zero_()  # type: ignore[operator]
                 last.bias.data = torch.tensor([1e3, 0, 0, 0])
         return real(x, y, number)
 
-    trainer._step = step  # type: ignore[method-assign, assignment]
+    trainer._step = step  # type: ignore[method-assign]
     trainer.run()
     assert [line["epoch"] for line in watcher.lines] == [1, 1, 2, 3]
     assert "training diverged" in watcher.lines[0]["collapse"]
     assert any("Back to the start, learning rate times" in said for said in watcher.said)
     calm = tiny_trainer(tmp_path / "calm", over | {"optimizer": {"lr": 2**-4}})
     calm.run()
-    assert_same(trainer.model.state_dict(), calm.model.state_dict(), tol=0)
+    assert_same(trainer.learner.model.state_dict(), calm.learner.model.state_dict(), tol=0)
 
 
 def test_weights_broken_by_the_last_step_of_an_epoch_are_never_kept(tmp_path: Path) -> None:
@@ -417,15 +429,15 @@ def test_weights_broken_by_the_last_step_of_an_epoch_are_never_kept(tmp_path: Pa
         out = real(x, y, number)
         if not broken and trainer.progress.epoch == 1 and number == 4:
             broken = True
-            next(trainer.model.parameters()).data.fill_(float("nan"))
+            next(trainer.learner.model.parameters()).data.fill_(float("nan"))
         return out
 
-    trainer._step = step  # type: ignore[method-assign, assignment]
+    trainer._step = step  # type: ignore[method-assign]
     trainer.run()
     assert trainer.progress.rollbacks == 1
     assert "not finite" in str(lines(tmp_path)[1]["collapse"])
-    for state in files(tmp_path).values():
-        assert all(v.isfinite().all() for v in state.values())
+    for tensors in files(tmp_path).values():
+        assert all(v.isfinite().all() for v in tensors.values())
 
 
 def test_going_back_keeps_the_best_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,18 +445,18 @@ def test_going_back_keeps_the_best_weights(tmp_path: Path, monkeypatch: pytest.M
     over: Tree = {"epochs": 4, "checkpoint": {"pause": 100}, "evaluate": {"every": 1}}
     trainer = tiny_trainer(tmp_path, over)
     robust = iter([0.5, 0.7, 0.02, 0.6, 0.6])
-    monkeypatch.setattr(trainer, "_evaluate", lambda *_: (0.9, next(robust)))
+    monkeypatch.setattr(trainer.epoch_end, "evaluate", lambda *_: (0.9, next(robust)))
     monkeypatch.setattr(
-        yopo.runs.trainer, "Health", lambda loss, _train, *rest: Health(loss, 0.95, *rest)
+        yopo.runs.epoch_end, "Health", lambda **seen: Health(**seen | {"train": 0.95})
     )
     kept: list[bytes] = []
-    real = trainer._recover
+    real = trainer.keeper.recover
 
     def recover(reason: str) -> None:
         kept.append((tmp_path / "model.safetensors").read_bytes())
         real(reason)
 
-    monkeypatch.setattr(trainer, "_recover", recover)
+    monkeypatch.setattr(trainer.keeper, "recover", recover)
     result = trainer.run()
     assert trainer.progress.rollbacks == 1
     assert result["best_epoch"] == 2
@@ -454,12 +466,12 @@ def test_going_back_keeps_the_best_weights(tmp_path: Path, monkeypatch: pytest.M
 def test_one_answer_for_all_images_is_the_least(tmp_path: Path) -> None:
     assert commonest(torch.tensor([2, 0, 2, 1])) == 0.5
     trainer = tiny_trainer(tmp_path)
-    assert trainer._chance == commonest(trainer._held[1])
+    assert trainer.images.chance == commonest(trainer.images.held[1])
 
 
 def test_a_first_batch_that_does_not_fit_leaves_the_folder_free(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
-    trainer.model.fc3 = nn.Linear(8, 2)  # fewer outputs than labels
+    trainer.learner.model.fc3 = nn.Linear(8, 2)  # fewer outputs than labels
     with pytest.raises(ValueError, match="expected labels from 0 to 1 for a model with 2 outputs"):
         trainer.run()
     assert not list(tmp_path.iterdir())
@@ -470,9 +482,9 @@ def test_a_collapse_between_full_evaluations_is_seen(
 ) -> None:
     trainer = tiny_trainer(tmp_path, {"evaluate": {"every": 3}, "guard": {"action": "stop"}})
     robust = iter([0.5, 0.02, 0.02])
-    monkeypatch.setattr(trainer, "_evaluate", lambda *_: (0.9, next(robust)))
+    monkeypatch.setattr(trainer.epoch_end, "evaluate", lambda *_: (0.9, next(robust)))
     monkeypatch.setattr(
-        yopo.runs.trainer, "Health", lambda loss, _train, *rest: Health(loss, 0.95, *rest)
+        yopo.runs.epoch_end, "Health", lambda **seen: Health(**seen | {"train": 0.95})
     )
     with pytest.raises(RuntimeError, match="epoch 2: catastrophic"):
         trainer.run()
@@ -483,23 +495,39 @@ def test_a_network_that_dies_while_eps_grows_is_brought_back(
 ) -> None:
     """As PGD-40 on MNIST did with seed 1 (docs/reproduction.md)."""
     trainer = tiny_trainer(tmp_path, {"epochs": 4, "eps_warmup": 3})
-    monkeypatch.setattr(trainer, "_chance", 0.1)
+    monkeypatch.setattr(trainer.images, "chance", 0.1)
     clean = iter([0.87, 0.968, 0.085, 0.95, 0.96])
-    monkeypatch.setattr(trainer, "_evaluate", lambda *_: (next(clean), 0.05))
+    monkeypatch.setattr(trainer.epoch_end, "evaluate", lambda *_: (next(clean), 0.05))
     trainer.run()
     assert trainer.progress.rollbacks == 1
     assert trainer.progress.rate_scale == 0.5
     assert [("collapse" in line) for line in lines(tmp_path)] == [False, False, True, False, False]
 
 
+def test_weights_are_compared_once_for_each_checkpoint_and_epoch(tmp_path: Path) -> None:
+    """Between processes: not again for a checkpoint that follows an epoch's end."""
+    trainer = tiny_trainer(tmp_path, {"checkpoint": {"minutes": 1e6}})
+    real, calls = trainer.learner.check_same_weights, 0
+
+    def counted() -> None:
+        nonlocal calls
+        calls += 1
+        real()
+
+    trainer.learner.check_same_weights = counted  # type: ignore[method-assign]
+    trainer.run()
+    assert trainer.progress.saves == 4
+    assert calls == 4  # the first checkpoint, and three epochs that each end in one
+
+
 def test_a_setting_that_came_later_has_its_default(tmp_path: Path) -> None:
     """A run of a version that did not have it goes on; one of another value does not."""
     tiny_trainer(tmp_path, {"epochs": 1}).run()
-    state = checkpoint.load(checkpoint.saved(tmp_path / "state")[0])
-    values = state.values
+    saved = state.load(state.saved(tmp_path / "state")[0])
+    values = saved.values
     assert values["config"]["evaluate"].pop("keep") == "best"
     assert values["config"]["optimizer"].pop("nesterov") is False
-    checkpoint.save(tmp_path / "state", 99, state, keep=1)
+    state.save(tmp_path / "state", 99, saved, keep=1)
     assert tiny_trainer(tmp_path, {"epochs": 1}).resume()
     other: Tree = {"epochs": 1, "evaluate": {"keep": "last"}}
     with pytest.raises(ValueError, match=r"another configuration \(evaluate\.keep\)"):
@@ -514,7 +542,7 @@ def test_other_data_is_not_resumed_on(tmp_path: Path) -> None:
 
 def test_a_folder_with_no_sound_checkpoint_is_refused(tmp_path: Path) -> None:
     tiny_trainer(tmp_path).run()
-    for path in checkpoint.saved(tmp_path / "state"):
+    for path in state.saved(tmp_path / "state"):
         (path / "values.json").write_text("{}")
     with pytest.raises(ValueError, match=r"no checkpoint in .* is sound"):
         tiny_trainer(tmp_path).resume()
@@ -531,7 +559,9 @@ def test_short_epochs_write_no_checkpoint_but_the_last_one_does(tmp_path: Path) 
     often = tiny_trainer(tmp_path / "b")
     often.run()
     assert often.progress.saves >= 4
-    assert_same(dict(often.model.state_dict()), dict(again.model.state_dict()), tol=0)
+    assert_same(
+        dict(often.learner.model.state_dict()), dict(again.learner.model.state_dict()), tol=0
+    )
 
 
 @pytest.mark.parametrize("pause", [0, 100])
@@ -544,7 +574,7 @@ def test_a_stop_during_the_evaluation_is_not_lost(
         trainer.stop = True
         return 0.5, 0.5
 
-    monkeypatch.setattr(trainer, "_evaluate", evaluate)
+    monkeypatch.setattr(trainer.epoch_end, "evaluate", evaluate)
     with pytest.raises(StopRequested):
         trainer.run()
     again = tiny_trainer(tmp_path)
@@ -572,7 +602,7 @@ def test_results_name_all_hardware_and_the_weights(
         with suppress(StopRequested):
             result = trainer.run()
     assert result["environment"]["hardware"] == "one GPU, then another"
-    evaluated = trainer.follower
+    evaluated = trainer.learner.follower
     for which, file in (("best", "model.safetensors"), ("last", "model-last.safetensors")):
         evaluated.load_state_dict(tensor_files.load_weights(tmp_path / file))
         assert result["weights_sha256"][which] == weights_digest(evaluated)
@@ -692,10 +722,10 @@ def test_catastrophic_overfitting_is_caught_and_rolled_back(tmp_path: Path) -> N
 
     def step(x: Tensor, y: Tensor, number: int) -> yopo.Step:
         if trainer.progress.epoch == 2 and trainer.progress.rollbacks == 0:
-            trainer.model.get_buffer("fooled").fill_(1)
+            trainer.learner.model.get_buffer("fooled").fill_(1)
         return real(x, y, number)
 
-    trainer._step = step  # type: ignore[method-assign, assignment]
+    trainer._step = step  # type: ignore[method-assign]
     with pytest.raises(StopRequested):
         trainer.run()
     collapsed, after = watcher.lines[-2:]
@@ -713,7 +743,8 @@ def test_an_epoch_that_answers_alike_to_all_is_not_the_best(
 ) -> None:
     """It withstands all attacks on the commonest class."""
     found = iter([(0.9, 0.9), (0.99, 0.6), (0.99, 0.7), (1.0, 0.7)])
-    monkeypatch.setattr(yopo.runs.trainer, "accuracies", lambda *_: next(found))
+    for module in (yopo.runs.trainer, yopo.runs.epoch_end):
+        monkeypatch.setattr(module, "accuracies", lambda *_: next(found))
     data = tiny_data(400)
     y = (torch.arange(400) % 10 == 0).long()
     test = (torch.arange(40) % 10 == 0).long()
@@ -744,7 +775,7 @@ def test_what_is_clearly_above_one_answer_for_all() -> None:
 def test_a_checkpoint_of_an_earlier_version_without_a_best(tmp_path: Path) -> None:
     trainer = tiny_trainer(tmp_path)
     trainer.progress.best = -1.0
-    trainer._save()
+    trainer.keeper.save()
     again = tiny_trainer(tmp_path)
     assert again.resume()
     assert again.run()["best_epoch"] > 0

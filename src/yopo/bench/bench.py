@@ -17,8 +17,9 @@ from yopo.engine.ema import EMA
 from yopo.engine.engine import Engine
 from yopo.methods.registry import ENTRIES
 from yopo.runs.build import NETWORKS, build_method
+from yopo.runs.overlay import Tree, overlay
 from yopo.runs.recipes import method_tree
-from yopo.runs.settings import Config, Tree, overlay, validate
+from yopo.runs.settings import Config, validate
 
 # What goes with a network: input channels and side, settings.
 SETTINGS: dict[str, tuple[int, int, Tree]] = {

@@ -1,42 +1,43 @@
-"""The command line: `yopo train`, `compare`, `eval`, `report`, `diagnose`, `bench` and more."""
+"""The command line: each command has a file here, which parses what was typed and prints.
+
+The file of the command that was typed is loaded, and no other: help needs no torch. What a command
+does is a function further down: `runs.api` trains, compares and evaluates.
+"""
 
 import argparse
 import io
 import sys
 import traceback
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-
-import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
+from types import ModuleType
 
 from yopo import __version__
-from yopo.cli.benching import BENCH, bench_options, run_bench
-from yopo.cli.common import clean, nothing_else
-from yopo.cli.diagnosing import DIAGNOSE, diagnose_options, run_diagnose
-from yopo.cli.evaluating import EVAL, eval_options, run_eval
-from yopo.cli.reporting import REPORT, report_options, run_report
-from yopo.cli.reproducing import REPRODUCE, reproduce_options, run_reproduce
-from yopo.cli.training import COMPARE, TRAIN, compare_options, run_compare, run_train, train_options
-from yopo.runs.recipes import RECIPES
+from yopo.cli.common import clean
 
-DATA = """examples:
-  yopo data get mnist cifar10
-  yopo data get cifar10 --dir data"""
-
-
-# help, examples, options, and what runs: (arguments, what the parser did not know)
-Command = tuple[
-    str,
-    str,
-    Callable[[argparse.ArgumentParser], None],
-    Callable[[argparse.Namespace, list[str]], None],
-]
+# Each is a module here, with EXAMPLES, `options`, which adds them to a parser, and `run`, which
+# takes the arguments and what the parser did not know.
+COMMANDS = {
+    "train": "train a network",
+    "compare": "train with several methods, all else equal",
+    "eval": "attack a network",
+    "report": "one page about one or several runs",
+    "diagnose": "recommend m, n and the split for a trained network",
+    "bench": "time a training step",
+    "reproduce": "run a table of the paper; our numbers beside the paper's",
+    "recipes": "list the recipes",
+    "data": "fetch data sets",
+}
+Words = tuple[ModuleType, argparse.Namespace, list[str]]
 
 
 def main() -> None:
-    """Entry point."""
+    """What was typed, parsed and done."""
+    run(*parsed())
+
+
+def parsed() -> Words:
+    """The command that was typed, its arguments, and what its parser did not know."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that has no ∞ gets a ?
             stream.reconfigure(errors="replace")
@@ -46,19 +47,28 @@ def main() -> None:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (text, examples, options, _) in COMMANDS.items():
+    typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    chosen = ModuleType("none")
+    for name, text in COMMANDS.items():
         command = commands.add_parser(
             name,
             help=text,
-            epilog=examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        options(command)
-    args, rest = parser.parse_known_args()
+        if name == typed:
+            chosen = import_module(f"yopo.cli.{name}")
+            command.epilog = chosen.EXAMPLES
+            chosen.options(command)
+    return chosen, *parser.parse_known_args()
+
+
+def run(command: ModuleType, args: argparse.Namespace, rest: list[str]) -> None:
+    """Run a command; what goes wrong is said in a sentence."""
     try:
-        COMMANDS[args.command][3](args, rest)
-        if dist.is_available() and dist.is_initialized():  # by torchrun
+        command.run(args, rest)
+        dist = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_available() and dist.is_initialized():  # by torchrun
             dist.destroy_process_group()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         if not isinstance(error, OSError) and not _is_ours(error):
@@ -74,57 +84,3 @@ def _is_ours(error: Exception) -> bool:
     """Whether it was raised here, with a sentence, and not in a user's model or in torch."""
     raised = traceback.extract_tb(error.__traceback__)[-1]
     return Path(raised.filename).is_relative_to(Path(__file__).parents[1])
-
-
-def run_recipes(_args: argparse.Namespace, rest: list[str]) -> None:
-    """List the recipes."""
-    nothing_else(rest)
-    table = Table(box=None, show_header=False)
-    for name, (text, _) in RECIPES.items():
-        table.add_row(name, text)
-    Console(highlight=False).print(table)
-
-
-def data_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `yopo data`."""
-    parser.add_argument("action", choices=["get"])
-    parser.add_argument("names", nargs="+", metavar="NAME", help="mnist, cifar10")
-    parser.add_argument("--dir", type=Path, help="where to; by default where `yopo train` looks")
-
-
-def run_data(args: argparse.Namespace, rest: list[str]) -> None:
-    """Fetch data sets."""
-    from yopo.data import default_root, get
-
-    if rest:
-        raise ValueError(f"expected names of data sets, got {' '.join(rest)}")
-    for name in args.names:
-        get(name, args.dir or default_root())
-
-
-COMMANDS: dict[str, Command] = {
-    "train": ("train a network", TRAIN, train_options, run_train),
-    "compare": (
-        "train with several methods, all else equal",
-        COMPARE,
-        compare_options,
-        run_compare,
-    ),
-    "eval": ("attack a network", EVAL, eval_options, run_eval),
-    "report": ("one page about one or several runs", REPORT, report_options, run_report),
-    "diagnose": (
-        "recommend m, n and the split for a trained network",
-        DIAGNOSE,
-        diagnose_options,
-        run_diagnose,
-    ),
-    "bench": ("time a training step", BENCH, bench_options, run_bench),
-    "reproduce": (
-        "run a table of the paper; our numbers beside the paper's",
-        REPRODUCE,
-        reproduce_options,
-        run_reproduce,
-    ),
-    "recipes": ("list the recipes", "", lambda _: None, run_recipes),
-    "data": ("fetch data sets", DATA, data_options, run_data),
-}

@@ -4,40 +4,14 @@ import argparse
 import importlib.util
 import os
 import re
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from yopo.core import files, seals
-from yopo.runs.settings import Tree
-
 STEERING = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
 )
-
-
-def pick_device(name: str | None) -> Any:  # noqa: ANN401
-    """The device of that name; by default a GPU if there is one, and this process's own."""
-    import torch
-
-    if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {name}: torch finds no GPU here; leave it out, or use cpu")
-    if name == "cuda":
-        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    try:
-        device = torch.device(name)
-        torch.zeros(1).to(device)
-    except (RuntimeError, AssertionError) as error:
-        why = str(error).partition("\n")[0].partition(". ")[0]
-        raise ValueError(
-            f"--device {name}: torch cannot use it here ({why}); leave it out, or use cpu"
-        ) from None
-    return device
 
 
 def trust_options(parser: argparse.ArgumentParser) -> None:
@@ -85,26 +59,6 @@ def pages() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Terminal(width=160)
     return console
-
-
-def read_yaml(path: Path, *, run: bool = False) -> Tree:
-    """The settings in a file; in that of a run their checksum must agree."""
-    try:
-        tree = seals.read_yaml(path) if run else files.read_yaml(path)
-    except FileNotFoundError:
-        raise ValueError(f"no file {path}") from None
-    if not isinstance(tree, dict):
-        raise ValueError(f"expected settings in {path}, got {type(tree).__name__}")
-    return tree
-
-
-def check_writable(folder: Path) -> None:
-    """Find out before the work whether its result can be kept."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ValueError(f"cannot write into {folder} ({error.strerror}); copy it first") from None
 
 
 def can_draw() -> bool:

@@ -1,4 +1,4 @@
-"""SHA-256 of tensors and values: what tells weights, data and settings apart."""
+"""SHA-256 of tensors and values: what tells weights and data apart."""
 
 import hashlib
 import json
@@ -33,12 +33,6 @@ def tensors_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -
         sha.update(f"{name!r} {tensor.dtype} {tuple(tensor.shape)}".encode())
         sha.update(raw(tensor))
     return sha.hexdigest()
-
-
-def json_digest(value: object) -> str:
-    """Of a JSON value, by content: no layout, no order of keys, NaN as None."""
-    plain = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def raw(tensor: Tensor) -> bytes | memoryview:

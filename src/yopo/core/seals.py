@@ -4,13 +4,13 @@ They are made of the values, not of the text: another layout is no damage. A fil
 an earlier version or written by hand, is read as it is.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from yopo.core import files
-from yopo.core.digest import json_digest
 
 KEY = "sha256"  # in a JSON file
 SHORT = "check"  # in a line of metrics.jsonl
@@ -88,3 +88,9 @@ def opened(value: Any, where: Path | str, key: str = KEY) -> Any:  # noqa: ANN40
             f"changed it yourself, take its {key!r} away"
         )
     return rest
+
+
+def json_digest(value: object) -> str:
+    """Of a JSON value, by content: no layout, no order of keys, NaN as None."""
+    plain = json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

@@ -78,26 +78,26 @@ def evaluate(
     x, y = gather(data, samples)
     if stages := [stage for attack in chosen for stage in attack.stages]:
         autoattack.check(threat, x.shape, stages)
-    device = next(model.parameters(), x).device
-    classes = check_data(model, x, y, precision)
-    warnings = suspicious(model, x, y, threat, chosen, precision, step) if checks else []
-    sha, images = weights_digest(model), values_digest(x, y)
+    net = Network.of(model, precision, x)
+    images = Data.of(net, x, y)
+    classes = check_data(net, images)
+    warnings = suspicious(net, images, threat, chosen, step) if checks else []
+    sha, seen = weights_digest(model), values_digest(x, y)
     journal = None
     if state is not None:
-        identity = values_digest(sha, images, told(threat), seed, precision, batch, step)
+        identity = values_digest(sha, seen, told(threat), seed, precision, batch, step)
         journal = Journal(Path(state), identity, examples)
-        journal.meet(_answers(model, x, y, precision))
+        journal.meet(_answers(net, images))
+    if compile:
+        net.speed_up()
     outcomes = run(
-        model,
-        x,
-        y,
+        net,
+        images,
         threat,
         chosen,
         batch=batch,
         seed=seed,
-        precision=precision,
         step=step,
-        compile=compile,
         examples=examples,
         memory=journal,
         progress=progress,
@@ -107,7 +107,7 @@ def evaluate(
     facts: dict[str, Any] = {
         "data": "given by the caller",
         "images": len(x),
-        "images_sha256": images,
+        "images_sha256": seen,
         "threat": norm(threat),
         "eps": threat.eps,
         "settings": {attack.name: settings(attack, threat, step) for attack in chosen},
@@ -116,7 +116,7 @@ def evaluate(
         "precision": precision,
         "seed": seed,
         "batch": batch,
-        **provenance(model, device, chosen),
+        **provenance(model, net.device, chosen),
         **(about or {}),
     }
     forget = journal.clear if journal else lambda: None
@@ -151,15 +151,14 @@ def gather(data: Batches | tuple[Tensor, Tensor], samples: int | None) -> tuple[
     return torch.cat(xs)[:samples], torch.cat(ys)[:samples]
 
 
-def check_data(model: nn.Module, x: Tensor, y: Tensor, precision: Precision) -> int:
+def check_data(net: Network, data: Data) -> int:
     """Refuse images and labels that cannot be evaluated; the number of classes if they can."""
-    net = Network(model, precision, next(model.parameters(), x).device)
+    x, y = data.x, data.y
     if x.dtype != torch.uint8:
         check_images(x, nn.Identity())
     if y.dtype != torch.long:
         raise ValueError(f"expected labels of type int64, got {y.dtype}; use y.long()")
-    data = Data(x, y, net.device, net.dtype)
-    with torch.no_grad(), products("float32"), eval_mode(model):
+    with torch.no_grad(), products("float32"), eval_mode(net):
         logits = Frozen(net)(data.images(torch.arange(1)))
     if not isinstance(logits, Tensor) or logits.dim() != 2:
         raise ValueError(no_logits(logits))
@@ -169,30 +168,22 @@ def check_data(model: nn.Module, x: Tensor, y: Tensor, precision: Precision) -> 
 
 
 def suspicious(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    threat: Threat,
-    attacks: Sequence[Attack],
-    precision: Precision,
-    step: float | None,
+    net: Network, data: Data, threat: Threat, attacks: Sequence[Attack], step: float | None
 ) -> list[Suspicion]:
-    """Probe the model on images taken evenly from x, in the precision of the evaluation."""
-    net = Network(model, precision, next(model.parameters(), x).device)
-    data = Data(x, y, net.device, net.dtype)
-    rows = torch.arange(min(len(x), SAMPLE)) * len(x) // min(len(x), SAMPLE)
+    """Probe the model on images taken evenly, in the precision of the evaluation."""
+    n = min(len(data.x), SAMPLE)
+    rows = torch.arange(n) * len(data.x) // n
     fewest = min((a for a in attacks if a.kind == "pgd"), key=lambda a: a.steps, default=None)
     steps = fewest.steps if fewest else 20
     step = step_size(threat, steps) if step is None or fewest is None else step
-    probed = net if precision == "bf16" else model
+    probed = net if net.precision == "bf16" else net.model
     with products("float32"), torch.autocast(net.device.type, enabled=False):
         return before(probed, data.images(rows), data.labels(rows), threat, step=step, steps=steps)
 
 
-def _answers(model: nn.Module, x: Tensor, y: Tensor, precision: Precision) -> Tensor:
+def _answers(net: Network, data: Data) -> Tensor:
     """By which to know the network again."""
-    net = Network(model, precision, next(model.parameters(), x).device)
-    data, rows = Data(x, y, net.device, net.dtype), torch.arange(min(len(x), 8))
+    rows = torch.arange(min(len(data.x), 8))
     with products("float32"):
         return answers(net, data.images(rows), data.labels(rows))
 

@@ -14,26 +14,19 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 
 class Network(nn.Module):
-    """The user's model, in float32 (float64 if its weights are) or bf16 autocast; maybe compiled.
+    """The user's model, in float32 (float64 if its weights are) or bf16 autocast.
 
     `cost` counts images times passes, in full propagations; a pass that can be differentiated
     counts as forward and backward.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        precision: Precision,
-        device: torch.device,
-        *,
-        compile: bool = False,
-    ) -> None:
+    def __init__(self, model: nn.Module, precision: Precision, device: torch.device) -> None:
         super().__init__()
         if isinstance(model, DistributedDataParallel):  # processes take different numbers of passes
             model = model.module
         self.precision, self.device = precision, device
-        self.model: Any = torch.compile(model) if compile else model
-        self.compiled = compile
+        self.model: Any = model
+        self.compiled = False
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
         if precision != "bf16" and dtypes & {torch.bfloat16, torch.float16}:
             raise ValueError(
@@ -43,6 +36,15 @@ class Network(nn.Module):
             )
         self.dtype = torch.float64 if dtypes == {torch.float64} else torch.float32
         self.cost = 0.0
+
+    @classmethod
+    def of(cls, model: nn.Module, precision: Precision, x: Tensor) -> "Network":
+        """Where the model's parameters are; where the images are, if it has none."""
+        return cls(model, precision, next(model.parameters(), x).device)
+
+    def speed_up(self) -> None:
+        """Compile the model from here on: it pays for long attacks."""
+        self.model, self.compiled = torch.compile(self.model), True
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, C), never in half precision."""

@@ -24,7 +24,7 @@ from yopo.core.checks import ROUNDING, check_attack, check_targets
 from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.losses import margin
 from yopo.core.threat import L2, Threat
-from yopo.evaluation.network import Network, Precision, products
+from yopo.evaluation.network import Network, products
 
 Tell = Callable[[str, float, float], None]  # attack, part done, accuracy so far
 
@@ -71,10 +71,15 @@ class Outcome:
 class Data:
     """Images and labels, where they are; batches of them where the network is."""
 
-    x: Tensor  # (N, ...) in [0, 1], or uint8
-    y: Tensor  # (N,)
+    x: Tensor  # (N, ...) floating point in [0, 1], or uint8
+    y: Tensor  # (N,) int64
     device: torch.device
     dtype: torch.dtype
+
+    @classmethod
+    def of(cls, net: Network, x: Tensor, y: Tensor) -> "Data":
+        """For that network."""
+        return cls(x, y, net.device, net.dtype)
 
     def images(self, rows: Tensor) -> Tensor:
         """Images of these rows as numbers in [0, 1]."""
@@ -88,17 +93,14 @@ class Data:
 
 
 def run(
-    model: nn.Module,
-    x: Tensor,  # (N, ...) floating point in [0, 1], or uint8
-    y: Tensor,  # (N,) int64
+    net: Network,
+    data: Data,
     threat: Threat,
     attacks: Sequence[Attack],
     *,
     batch: int = 250,
     seed: int = 0,
-    precision: Precision = "float32",
     step: float | None = None,
-    compile: bool = False,
     examples: bool = False,
     memory: Memory | None = None,
     progress: Tell | None = None,
@@ -107,11 +109,8 @@ def run(
 
     step: of PGD and cw-linf; `step_size` unless given.
     """
-    parameter = next(model.parameters(), x)
-    net = Network(model, precision, parameter.device, compile=compile)
-    data = Data(x, y, parameter.device, net.dtype)
     tell = progress or (lambda *_: None)
-    with torch.inference_mode(False), products("float32"), eval_mode(model):
+    with torch.inference_mode(False), products("float32"), eval_mode(net):
         f = Frozen(net)
         logits, clean = _clean(net, f, data, batch, tell)
         plans: list[tuple[Attack, Sequence[Phase]]] = []  # all of them before any runs
@@ -203,7 +202,7 @@ def _drawn(purpose: str, x: Tensor) -> int:
 
 def _clean(net: Network, f: Frozen, data: Data, batch: int, tell: Tell) -> tuple[Tensor, Outcome]:
     """Logits (N, C) and what is right without an attack; the data are checked on the way."""
-    started, answers = time.perf_counter(), []
+    started, before, answers = time.perf_counter(), net.cost, []
     rows = torch.arange(len(data.x))
     outcome = Outcome(torch.zeros(len(rows), dtype=torch.bool))
     for part in rows.split(batch):
@@ -217,7 +216,7 @@ def _clean(net: Network, f: Frozen, data: Data, batch: int, tell: Tell) -> tuple
         answers.append(logits)
         done = int(part[-1]) + 1
         tell("clean", done / len(rows), float(outcome.correct[:done].double().mean()))
-    outcome.seconds, outcome.cost = time.perf_counter() - started, net.cost
+    outcome.seconds, outcome.cost = time.perf_counter() - started, net.cost - before
     return torch.cat(answers), outcome
 
 

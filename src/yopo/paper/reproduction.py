@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from yopo.report.records import TIMED
+from yopo.runs.folder import runs_in
+from yopo.runs.overlay import Tree, overlay
 from yopo.runs.recipes import recipe
-from yopo.runs.settings import Config, Tree, overlay, validate
+from yopo.runs.settings import Config, validate
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,7 @@ class Reproduction:
 
     recipes: dict[str, str]  # of each row
     attacks: tuple[str, ...]  # that it reports
-    step: str  # of PGD
+    step: float  # of PGD
     against: str  # the row that times are compared with
 
     def config(
@@ -34,9 +36,9 @@ class Reproduction:
     def folders(self, row: str, out: Path) -> dict[int, Path]:
         """The run folders of a row, by seed."""
         start, by_seed = f"{folder(row)}-seed-", {}
-        for path in out.glob(f"{start}*/config.yaml"):
-            if (seed := path.parent.name.removeprefix(start)).isdecimal():
-                by_seed[int(seed)] = path.parent
+        for path in runs_in(out, f"{start}*"):
+            if (seed := path.name.removeprefix(start)).isdecimal():
+                by_seed[int(seed)] = path
         return dict(sorted(by_seed.items()))
 
 
@@ -68,7 +70,7 @@ TABLES = {
     "table1": Reproduction(
         _rows("mnist", "PGD-5", "PGD-10", "PGD-40", "YOPO-5-10"),
         ("pgd-40", "cw"),
-        "0.01",
+        0.01,
         "PGD-40",
     ),
     "table2": Reproduction(
@@ -79,7 +81,7 @@ TABLES = {
             "Free-8",
         ),
         ("pgd-20", "cw"),
-        "2/255",
+        2 / 255,
         "PGD-10",
     ),
     "table3": Reproduction(
@@ -87,13 +89,13 @@ TABLES = {
             "cifar10-wrn", "Natural", "PGD-3", "PGD-5", "PGD-10", "Free-8", "YOPO-3-5", "YOPO-5-3"
         ),
         ("pgd-20",),
-        "2/255",
+        2 / 255,
         "PGD-10",
     ),
     "table4": Reproduction(
         _rows("cifar10", "TRADES-10", "TRADES-YOPO-3-4", "TRADES-YOPO-2-5"),
         ("pgd-20", "cw"),
-        "2/255",
+        2 / 255,
         "TRADES-10",
     ),
 }

@@ -13,8 +13,8 @@ from torch import Tensor
 from yopo.core import tensor_files
 from yopo.core.files import parse_json
 from yopo.report.records import Run
+from yopo.runs.folder import EVALUATION, SHOWN, EvaluationFiles
 
-SHOWN = ("threat", "data", "images", "weights_sha256")  # what saved examples belong to
 LARGEST = 1024  # pixels of a side
 
 
@@ -35,7 +35,7 @@ def read_strip(run: Run) -> Strip | None:
 
     No network is built and no data set is read: the evaluation wrote what there is to show.
     """
-    file, result = run.folder / "eval-examples.safetensors", run.evaluations.get("eval.json")
+    file, result = EvaluationFiles.of(run.folder).examples, run.evaluations.get(EVALUATION)
     if result is None or not file.is_file():
         return None
     facts, tensors = tensor_files.load_metadata(file), tensor_files.load_weights(file)

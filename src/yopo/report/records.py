@@ -8,14 +8,19 @@ from yopo.core.files import file_digest
 from yopo.core.threat import L2, Linf
 from yopo.evaluation.card import norm
 from yopo.methods import registry
-from yopo.report.reading import (
+from yopo.runs.folder import (
+    BEST,
+    CONFIG,
     EVALUATIONS,
+    LAST,
+    is_finished,
+    is_run,
     read_config,
     read_evaluation,
     read_lines,
     read_result,
+    runs_in,
 )
-from yopo.runs.folder import BEST, LAST
 
 TIMED = "The recipe's first epochs, for their time"  # how the notes of such a run begin
 
@@ -27,10 +32,10 @@ class Run:
     name: str
     folder: Path
     config: dict[str, Any]
-    lines: list[dict[str, Any]]  # of metrics.jsonl
+    lines: list[dict[str, Any]]  # of the metrics
     result: dict[str, Any] | None
     evaluations: dict[str, dict[str, Any]]  # by file name
-    torn: bool = False  # the last line of metrics.jsonl is cut off
+    torn: bool = False  # the last line of the metrics is cut off
 
     @property
     def method(self) -> str:
@@ -151,19 +156,18 @@ def _names(folders: list[Path]) -> list[str]:
 
 
 def _read(folder: Path, name: str) -> Run:
-    if not (folder / "config.yaml").is_file():
-        inside = sorted(path.parent.name for path in folder.glob("*/config.yaml"))
-        fix = f"did you mean {folder}/{inside[0]}?" if inside else "check the path"
-        raise ValueError(f"expected a run folder with config.yaml, got {folder}; {fix}")
+    if not is_run(folder):
+        inside = runs_in(folder)
+        fix = f"did you mean {folder}/{inside[0].name}?" if inside else "check the path"
+        raise ValueError(f"expected a run folder with {CONFIG}, got {folder}; {fix}")
     evaluations = (folder / file for file in EVALUATIONS if (folder / file).exists())
-    result = folder / "result.json"
-    lines, torn = read_lines(folder / "metrics.jsonl")
+    lines, torn = read_lines(folder)
     return Run(
         name,
         folder,
-        read_config(folder / "config.yaml"),
+        read_config(folder),
         lines,
-        read_result(result) if result.exists() else None,
+        read_result(folder) if is_finished(folder) else None,
         {path.name: read_evaluation(path) for path in evaluations},
         torn,
     )

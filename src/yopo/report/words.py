@@ -3,6 +3,7 @@
 from typing import Any
 
 from yopo.report.records import Run
+from yopo.runs.folder import METRICS
 from yopo.runs.guard import learnt, nothing_learnt
 
 
@@ -10,7 +11,7 @@ def notes(run: Run) -> list[str]:
     """What a reader must know before believing the curves."""
     told = []
     if run.torn:
-        told.append("The last line of metrics.jsonl is cut off and was left out.")
+        told.append(f"The last line of {METRICS} is cut off and was left out.")
     if not run.lines:
         told.append("No epoch is finished yet.")
     elif run.result is None:

@@ -38,21 +38,29 @@ def same_everywhere(tensors: Iterable[Tensor]) -> None:
         dist.broadcast(tensor.detach(), 0)
 
 
+def in_group() -> bool:
+    """Whether this process is one of a group, and has to take part in what it exchanges."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def summed(values: Tensor) -> Tensor:
     """The sum of a small tensor over all processes."""
-    if dist.is_initialized():
+    if in_group():
         dist.all_reduce(values)
     return values
 
 
-def several() -> bool:
-    """Whether there are other processes to tell something."""
-    return dist.is_initialized()
+def anyone(*flags: bool, device: torch.device) -> tuple[bool, ...]:
+    """For each flag, whether any process has it up: all act alike."""
+    if not in_group():
+        return flags
+    up = summed(torch.tensor([float(f) for f in flags], device=device))
+    return tuple(value > 0 for value in up.tolist())
 
 
 def gathered(tensor: Tensor) -> list[Tensor]:
     """The processes' tensors, on the CPU and in their order; they have the same shape."""
-    if not several():
+    if not in_group():
         return [tensor.cpu()]
     there = tensor.contiguous().to("cuda" if dist.get_backend() == "nccl" else "cpu")
     parts = [torch.empty_like(there) for _ in range(dist.get_world_size())]
@@ -62,12 +70,37 @@ def gathered(tensor: Tensor) -> list[Tensor]:
 
 def from_first(values: list[float]) -> list[float]:
     """The first process's numbers, in every process."""
-    if not dist.is_initialized():
+    if not in_group():
         return values
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     tensor = torch.tensor(values, dtype=torch.float64, device=device)
     dist.broadcast(tensor, 0)
     return [float(v) for v in tensor]
+
+
+def wait_for_all() -> None:
+    """Until all processes are here."""
+    if in_group():
+        dist.barrier()
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The device of that name; by default a GPU if there is one, and this process's own."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: torch finds no GPU here; leave it out, or use cpu")
+    if name == "cuda":
+        name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        device = torch.device(name)
+        torch.zeros(1).to(device)
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).partition("\n")[0].partition(". ")[0]
+        raise ValueError(
+            f"--device {name}: torch cannot use it here ({why}); leave it out, or use cpu"
+        ) from None
+    return device
 
 
 def synchronise_batchnorm(model: nn.Module) -> nn.Module:

@@ -1,59 +1,176 @@
-"""The files of a run. A disk that refuses one costs that file, not the run."""
+"""The files of a run: their names, what stands in them, how they are written and read.
+
+No other module spells a name of these. What is read is checked: what comes after meets no value of
+another kind. A disk that refuses a file costs that file, not the run.
+"""
 
 import json
 import math
 import os
+import re
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from pydantic import BaseModel, ValidationError
 
-from yopo.core import files, seals, tensor_files
-from yopo.runs import checkpoint
+from yopo.core import files, seals
+from yopo.runs import schemas
+from yopo.runs.overlay import Tree
 from yopo.runs.progress import Watcher
-from yopo.runs.settings import Config
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from yopo.runs.state import Checkpoint
+
+CONFIG, METRICS, RESULT = "config.yaml", "metrics.jsonl", "result.json"
 BEST, LAST = "model.safetensors", "model-last.safetensors"
+WEIGHTS = {"best": BEST, "last": LAST}
+STATE = "state"  # a folder of checkpoints
+UNTIMED = "untimed"  # a mark: begun beside other runs on its GPU
+DIAGNOSIS, DIAGNOSIS_PICTURE = "diagnose.json", "diagnose.png"
+TENSORBOARD = "tensorboard"  # a folder
+EVALUATION, CARD = "eval.json", "eval.md"
+LAST_EVALUATION = "model-last.eval.json"  # of that weights file by itself
+EVALUATIONS = (EVALUATION, "model.eval.json", LAST_EVALUATION)
+SHOWN = ("threat", "data", "images", "weights_sha256")  # of an evaluation, beside its examples
+EPOCHS = 50_000  # lines of the metrics
+
+
+# ---------------------------------------------------------------- where things are
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder says that it is a run."""
+    return (path / CONFIG).is_file()
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a run has its result."""
+    return (path / RESULT).exists()
+
+
+def runs_in(path: Path, named: str = "*") -> list[Path]:
+    """The run folders in a folder."""
+    return sorted(file.parent for file in path.glob(f"{named}/{CONFIG}"))
+
+
+def begun_in(path: Path) -> list[Path]:
+    """The folders in a folder in which a training was begun."""
+    return sorted(file.parent for file in path.glob(f"*/{METRICS}"))
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFiles:
+    """What an evaluation writes: into a run's folder, or beside a weights file."""
+
+    stem: Path
+
+    @classmethod
+    def of(cls, run: Path) -> "EvaluationFiles":
+        """Those of a run folder, or of a weights file."""
+        return cls(run / Path(EVALUATION).stem if run.is_dir() else run.with_suffix(".eval"))
+
+    @property
+    def values(self) -> Path:
+        """All numbers."""
+        return self._named(".json")
+
+    @property
+    def card(self) -> Path:
+        """The summary."""
+        return self._named(".md")
+
+    @property
+    def examples(self) -> Path:
+        """The adversarial images, where they were asked for."""
+        return self._named("-examples.safetensors")
+
+    @property
+    def state(self) -> Path:
+        """Finished batches, while it goes on."""
+        return self._named("-state")
+
+    def check(self) -> None:
+        """Find out before the work whether its result can be kept."""
+        for path in (self.state, *self.state.glob("*")):
+            refuse_link(path)
+        check_writable(self.stem.parent)
+
+    def set_aside(self, when: str) -> Path:
+        """Give the values and the card the name of that time; the new name of the values."""
+        name = f"{self.stem.name}-{re.sub('[^0-9]', '', when)[:16]}"
+        while (aside := self.stem.with_name(f"{name}.json")).exists():  # of the same minute
+            name += "+"
+        for file in (self.values, self.card):
+            if file.exists():
+                file.rename(file.with_name(name + file.suffix))
+        return aside
+
+    def _named(self, end: str) -> Path:
+        return self.stem.with_name(self.stem.name + end)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse to write into a folder that a link stands for: it may lead anywhere."""
+    if path.is_symlink():
+        raise ValueError(
+            f"{path} is a link, and nothing of a run is written through one; put the folder itself "
+            "there, or remove the link"
+        )
+
+
+def check_writable(folder: Path) -> None:
+    """Find out before the work whether its result can be kept in a folder."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write into {folder} ({error.strerror}); copy it first") from None
+
+
+# ---------------------------------------------------------------- writing
 
 
 class RunFolder:
-    """One run's folder. Only the first process writes."""
+    """One run's folder, while it trains. Only the first process writes."""
 
     def __init__(self, path: Path, watch: Watcher, *, writes: bool) -> None:
         self.path, self.watch, self.writes = path, watch, writes
-        self.lines: list[str] | None = None  # of metrics.jsonl; checkpoints hold them too
+        self.lines: list[str] | None = None  # of the metrics; checkpoints hold them too
         self._torn = False  # the last one could not be written
         self._there: os.stat_result | None = None
-        self._config: Config | None = None
+        self._config: Tree | None = None
+        refuse_link(path / STATE)  # other files are replaced whole, and so are links
 
-    def begin(self, config: Config, lines: int) -> None:
+    def begin(self, config: Tree, lines: int) -> None:
         """Write the settings and the first `lines` of the metrics; later ones will come again."""
         if not self.writes:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         self._there, self._config = self.path.stat(), config
-        settings, metrics = self.path / "config.yaml", self.path / "metrics.jsonl"
+        settings, metrics = self.path / CONFIG, self.path / METRICS
         there = _lines(metrics) if lines else []
         if self.lines is None:  # a new run, or a checkpoint of an earlier version
             self.lines = there[:lines]
         if there[:lines] != self.lines or len(self.lines) < lines:
             lost = lines - len(self.lines)
             done = f"{lost} lines of it are lost" if lost else "made again from the checkpoint"
-            self.watch.say(f"metrics.jsonl was damaged; {done}")
+            self.watch.say(f"{METRICS} was damaged; {done}")
         if lines:
             try:
                 seals.read_yaml(settings)
             except (ValueError, OSError) as error:
-                self.watch.say(f"config.yaml was damaged ({error}); made again")
-        seals.write_yaml(settings, config.tree())
+                self.watch.say(f"{CONFIG} was damaged ({error}); made again")
+        seals.write_yaml(settings, config)
         files.write_text(metrics, "".join(line + "\n" for line in self.lines))
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Append to metrics.jsonl; what cannot be written now is written with the next line."""
+        """Append to the metrics; what cannot be written now is written with the next line."""
         finite = {
             k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()
         }
@@ -61,9 +178,9 @@ class RunFolder:
         if not self.writes:
             return
         self._check_there()
-        file = self.path / "metrics.jsonl"
+        file = self.path / METRICS
         try:
-            if self._torn or not file.exists():
+            if self._torn or file.is_symlink() or not file.exists():
                 files.write_text(file, "".join(line + "\n" for line in self.lines))
             else:
                 with file.open("a", encoding="utf-8") as metrics:
@@ -71,23 +188,26 @@ class RunFolder:
             self._torn = False
         except OSError as error:
             self._torn = True
-            self.watch.say(f"could not write metrics.jsonl ({error})")
+            self.watch.say(f"could not write {METRICS} ({error})")
 
-    def save_weights(self, name: str, state: dict[str, Tensor], config: Config) -> bool:
+    def save_weights(self, name: str, state: "dict[str, Tensor]", config: Tree) -> bool:
         """Write a network's weights with the settings; say whether that worked."""
+        from yopo.core import tensor_files
+
         if not self.writes:
             return True
         self._check_there()
         try:
-            metadata = {"config": json.dumps(config.tree())}
-            tensor_files.save_weights(self.path / name, state, metadata)
+            tensor_files.save_weights(self.path / name, state, {"config": json.dumps(config)})
         except OSError as error:
             self.watch.say(f"could not write {name} ({error})")
             return False
         return True
 
-    def mend_weights(self, name: str, state: dict[str, Tensor], config: Config) -> bool:
+    def mend_weights(self, name: str, state: "dict[str, Tensor]", config: Tree) -> bool:
         """Write weights again unless the file holds them; say whether they are there."""
+        from yopo.core import tensor_files
+
         if not self.writes:
             return True
         try:
@@ -100,14 +220,16 @@ class RunFolder:
             self.watch.say(f"{error}; {name} was made again from the checkpoint")
         return self.save_weights(name, state, config)
 
-    def save_state(self, number: int, state: checkpoint.Saved, keep: int) -> bool:
+    def save_state(self, number: int, checkpoint: "Checkpoint", keep: int) -> bool:
         """Write a checkpoint and drop old ones; say whether that worked."""
+        from yopo.runs import state
+
         if not self.writes:
             return True
         self._check_there()
-        state = replace(state, values=state.values | {"metrics": self.lines})
+        checkpoint = replace(checkpoint, values=checkpoint.values | {"metrics": self.lines})
         try:
-            checkpoint.save(self.path / "state", number, state, keep=keep)
+            state.save(self.path / STATE, number, checkpoint, keep=keep)
         except OSError as error:
             self.watch.say(f"could not save a checkpoint ({error}); earlier ones are kept")
             return False
@@ -117,9 +239,9 @@ class RunFolder:
         """Write what the test set showed."""
         self._check_there()
         try:
-            seals.write_json(self.path / "result.json", result)
+            seals.write_json(self.path / RESULT, result)
         except OSError as error:
-            self.watch.say(f"could not write result.json ({error})")
+            self.watch.say(f"could not write {RESULT} ({error})")
 
     def _check_there(self) -> None:
         """End a run whose folder was deleted: another may have begun under its name."""
@@ -127,8 +249,8 @@ class RunFolder:
             return
         try:
             if os.path.samestat(self._there, self.path.stat()):
-                if self._config is not None and not (self.path / "config.yaml").exists():
-                    seals.write_yaml(self.path / "config.yaml", self._config.tree())
+                if self._config is not None and not (self.path / CONFIG).exists():
+                    seals.write_yaml(self.path / CONFIG, self._config)
                 return
         except FileNotFoundError:
             pass
@@ -141,7 +263,7 @@ class RunFolder:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of metrics.jsonl up to the first that is damaged."""
+    """The lines of the metrics up to the first that is damaged."""
     found: list[str] = []
     with suppress(ValueError, OSError):
         for text in files.read_text(path).split("\n")[:-1]:
@@ -150,5 +272,116 @@ def _lines(path: Path) -> list[str]:
     return found
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a, b.cpu())
+def _same(a: "Tensor", b: "Tensor") -> bool:
+    return a.dtype == b.dtype and a.equal(b.cpu())
+
+
+def mark_untimed(path: Path) -> None:
+    """Say of a run that begins that its time will not count; resumed, it stays what it was."""
+    path.mkdir(parents=True, exist_ok=True)
+    files.write_text(path / UNTIMED, "")
+
+
+def settle_untimed(path: Path) -> None:
+    """Let a finished run say that its time does not count, if it was begun so."""
+    if (path / UNTIMED).exists() and is_finished(path):
+        seals.write_json(path / RESULT, read_result(path) | {"timed": False})
+        (path / UNTIMED).unlink()
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_settings(path: Path, *, run: bool = False) -> Tree:
+    """The settings in a YAML file, or those of a run, whose checksum must agree."""
+    file = path / CONFIG if run else path
+    try:
+        tree = seals.read_yaml(file) if run else files.read_yaml(file)
+    except FileNotFoundError:
+        raise ValueError(f"no file {file}") from None
+    if not isinstance(tree, dict):
+        raise ValueError(f"expected settings in {file}, got {type(tree).__name__}")
+    return tree
+
+
+def read_weights_settings(path: Path) -> Tree:
+    """The settings beside the weights in a file of them."""
+    from yopo.core import tensor_files
+
+    settings = tensor_files.load_metadata(path).get("config")
+    if settings is None:
+        raise ValueError(
+            f"{path.name} does not say which network it belongs to; expected a file that "
+            "`yopo train` wrote, with the settings in its metadata"
+        )
+    tree = files.parse_json(settings, f"the metadata of {path.name}")
+    if not isinstance(tree, dict):
+        raise ValueError(f"expected settings in {path.name}, got {type(tree).__name__}")
+    return tree
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """A run's settings, of this version or another."""
+    path = run / CONFIG
+    config = seals.read_yaml(path)
+    config = config if isinstance(config, dict) else {}
+    method = config.get("method")
+    lacking = [] if isinstance(method, dict) and "name" in method else ["method"]
+    needed = ("threat", "data", "model", "evaluate", "epochs", "seed")
+    lacking += [key for key in needed if key not in config]
+    if lacking:
+        raise ValueError(
+            f"expected the settings of a run in {path}, found no "
+            f"{', '.join(lacking)}; `yopo train` writes them"
+        )
+    return _checked(path, config, schemas.Config)
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    """What the test set showed at a run's end."""
+    return read_checked(run / RESULT, schemas.Result, ["last"])
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """The values of an evaluation."""
+    needed = ["about", "attacks", "warnings", "worst"]
+    return read_checked(path, schemas.Evaluation, needed)
+
+
+def read_lines(run: Path) -> tuple[list[dict[str, Any]], bool]:
+    """A run's epochs, and whether the last line is cut off; none, if there is no such file."""
+    path = run / METRICS
+    if not path.exists():
+        return [], False
+    lines, torn = seals.read_lines(path)
+    if len(lines) > EPOCHS:
+        raise ValueError(f"expected at most {EPOCHS:,} epochs in {path}, got {len(lines):,}")
+    for number, line in enumerate(lines, 1):
+        if not isinstance(line, dict):
+            raise ValueError(f"expected an epoch in line {number} of {path}, got {str(line)[:40]}")
+        _checked(path, line, schemas.Line)
+    return lines, torn is not None
+
+
+def read_checked(path: Path, kind: type[BaseModel], needed: list[str]) -> dict[str, Any]:
+    """A JSON file, if it says what `kind` has; `needed` tells one that was cut off."""
+    value = seals.read_json(path)
+    if not isinstance(value, dict) or not {*needed} <= {*value}:
+        raise ValueError(f"expected {', '.join(needed)} in {path}; was it cut off?")
+    return _checked(path, value, kind)
+
+
+def _checked(path: Path, value: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+    """Refuse a file that was edited, or written by another version, before it is drawn."""
+    try:
+        kind.model_validate(value, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        nothing = first["type"] == "missing" or first["input"] is None
+        got = "nothing" if nothing else repr(first["input"])[:40]
+        where = ".".join(str(part)[:40] for part in first["loc"]) or first["msg"]
+        raise ValueError(
+            f"{path} was edited or is of another version: it has {got} for "
+            f"{where}; make the file anew, or leave the run out"
+        ) from None
+    return value

@@ -5,6 +5,8 @@ from torch import Tensor, nn
 
 from yopo.attacks.names import parse
 from yopo.core.random import mix
+from yopo.evaluation.network import Network
+from yopo.evaluation.suite import Data
 from yopo.evaluation.suite import run as attack_all
 from yopo.pmp.diagnose import brief
 from yopo.runs.build import build_threat
@@ -28,15 +30,14 @@ def accuracies(
     share: images of a training batch that one process has; it has room for twice as many here.
     """
     threat, attack = build_threat(config.threat), parse(f"pgd-{config.evaluate.steps}")
+    net = Network.of(model, "tf32" if next(model.parameters()).is_cuda else "float32", x)
     outcomes = attack_all(
-        model,
-        x,
-        y,
+        net,
+        Data.of(net, x, y),
         threat,
         [attack],
         batch=max(250, 2 * share),  # no weight gradients, so there is room
         seed=mix(config.seed, "evaluate"),
-        precision="tf32" if next(model.parameters()).is_cuda else "float32",
     )
     return outcomes["clean"].accuracy, outcomes[attack.name].accuracy
 

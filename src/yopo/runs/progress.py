@@ -1,6 +1,13 @@
-"""Where a run is, and what it tells the outside."""
+"""Where a run is, what it tells the outside, and how the outside stops it."""
 
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from types import FrameType
 from typing import Any, Protocol
 
 
@@ -14,7 +21,22 @@ class Watcher(Protocol):
         """A step is done."""
 
     def epoch(self, line: dict[str, Any]) -> None:
-        """An epoch is done; `line` is what metrics.jsonl got."""
+        """An epoch is done; `line` is what the metrics got."""
+
+
+class Logged:
+    """A watcher for whoever gave none: what is said goes to Python's logger `yopo`."""
+
+    def say(self, text: str) -> None:
+        """A line for the log."""
+        logging.getLogger("yopo").info(text)
+
+    def step(self, epoch: int, step: int, steps: int, note: str) -> None:
+        """Nothing."""
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        """Its numbers."""
+        self.say(str(line))
 
 
 class StopRequested(Exception):  # noqa: N818
@@ -45,9 +67,13 @@ class Progress:
     best_epoch: int = -1
     rate_scale: float = 1.0
     rollbacks: int = 0
-    lines: int = 0  # of metrics.jsonl
+    lines: int = 0  # of the metrics
     saves: int = 0  # checkpoints written
     hardware: list[str] = field(default_factory=list)  # of all its parts
+
+    def become(self, other: "Progress") -> None:
+        """Take another's place; whoever holds this one sees it."""
+        vars(self).update(vars(other))
 
     @classmethod
     def restored(cls, saved: object) -> "Progress":
@@ -66,3 +92,34 @@ class Progress:
                 raise ValueError(f"it has {repr(value)[:40]} for {name}")
             setattr(found, name, value)
         return found
+
+
+@contextmanager
+def stopped_by_signals(ask: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C, SIGTERM or SIGHUP asks to stop; a later Ctrl-C ends at once.
+
+    torchrun passes a signal on that its processes may have had already, so what comes again within
+    a second is the same one. Outside the main thread Python hears no signals, nor do we.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    first: float | None = None
+
+    def heard(number: int, _frame: FrameType | None) -> None:
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() - first > 1:
+            raise KeyboardInterrupt
+        ask()
+
+    listening = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        listening.append(signal.SIGHUP)  # the terminal was closed; under nohup that means nothing
+    before = {number: signal.signal(number, heard) for number in listening}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

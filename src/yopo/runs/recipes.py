@@ -8,7 +8,7 @@ averages them, so the same step is rate a with decay λ/m. Departures from the p
 import difflib
 
 from yopo.methods import registry
-from yopo.runs.settings import Tree, overlay
+from yopo.runs.overlay import Tree, overlay
 
 _DECAY = 5e-4
 _WARMUP = "1 epoch of learning-rate warm-up, which the paper does not have"

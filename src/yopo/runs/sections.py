@@ -20,6 +20,7 @@ from pydantic import (
 
 from yopo.core.files import parse_yaml
 from yopo.methods import registry
+from yopo.runs.folder import BEST
 
 MOST = 10**9  # of whole numbers and sizes; what is far beyond cannot be computed with
 NUMBER = re.compile(r"[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?", re.IGNORECASE)
@@ -224,7 +225,7 @@ class EvaluateConfig(Section):
     steps: Count = Field(10, description="steps of the PGD attack")
     images: Count = Field(500, description="held-out images to attack")
     keep: Literal["best", "last"] = Field(
-        "best", description="the evaluated epoch whose weights become model.safetensors"
+        "best", description=f"the evaluated epoch whose weights become {BEST}"
     )
 
 

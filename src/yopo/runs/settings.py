@@ -1,12 +1,14 @@
 """What a run is made of: recipes, YAML files and flags all become a Config."""
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError
 
+from yopo.runs.folder import CONFIG
+from yopo.runs.overlay import Tree, flat, overlay
 from yopo.runs.sections import (
     AnyMethod,
     CheckpointConfig,
@@ -30,7 +32,6 @@ from yopo.runs.sections import (
 )
 
 SAID = 10  # problems that are named
-Tree = dict[str, Any]  # nested: {"method": {"name": "yopo", "m": 5}, "epochs": 40}
 
 
 class Config(Section):
@@ -81,34 +82,8 @@ def refuse_another(where: Path, there: Tree, mine: Tree) -> None:
     if other := [key for key in {**have, **had} if had.get(key) != have.get(key)]:
         raise ValueError(
             f"{where} holds a run of another configuration ({_short(', '.join(other))}); give "
-            "another --out, or the settings in its config.yaml"
+            f"another --out, or the settings in its {CONFIG}"
         )
-
-
-# ---------------------------------------------------------------- putting values over others
-
-
-def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
-    """`over` on top of `base`, at every depth.
-
-    With another method or threat (a recipe for yopo, a flag for pgd), what the base says about the
-    old one no longer applies and is dropped; so are the options of another model.
-    """
-    result = dict(base)
-    for key, value in over.items():
-        below = result.get(key)
-        if isinstance(value, Mapping) and isinstance(below, Mapping):
-            renamed = "name" in value and "name" in below and value["name"] != below["name"]
-            old = {k: v for k, v in below.items() if not (renamed and _belongs(key, k))}
-            result[key] = overlay(old, value)
-        else:
-            result[key] = value
-    return result
-
-
-def _belongs(section: str, key: str) -> bool:
-    """Whether a setting is the named thing's own, and goes when it goes."""
-    return section in ("method", "threat") or (section == "model" and key == "options")
 
 
 def rescaled(tree: Tree, epochs: int) -> Tree:
@@ -135,29 +110,6 @@ def with_radius(tree: Tree, threat: Tree) -> Tree:
     if before.step is None or not 0 < part < float("inf"):
         return tree
     return overlay(tree, {"threat": {"step": part * before.step}})
-
-
-def nested(flags: Mapping[str, str]) -> Tree:
-    """{"method.m": "5"} as {"method": {"m": "5"}}; "model.options.width" goes into options."""
-    tree: Tree = {}
-    for dotted, value in flags.items():
-        *path, last = dotted.split(".")
-        branch = tree
-        for part in path:
-            branch = branch.setdefault(part, {})
-            if not isinstance(branch, dict):
-                raise ValueError(f"--{dotted} does not go together with --{'.'.join(path)}")
-        branch[last] = value
-    return tree
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> Tree:
-    """{"method": {"m": 5}} as {"method.m": 5}."""
-    found: Tree = {}
-    for key, value in tree.items():
-        inside = isinstance(value, Mapping) and value
-        found |= flat(value, f"{prefix}{key}.") if inside else {f"{prefix}{key}": value}
-    return found
 
 
 def validate(tree: Tree) -> Config:

@@ -3,26 +3,34 @@
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from yopo.attacks.names import parse, parse_all
-from yopo.cli.common import check_drawing, nothing_else, pages, pick_device, say
-from yopo.cli.evaluating import choose_threat, run_eval
-from yopo.cli.training import train_one
-from yopo.core import files, seals
+from yopo.cli.common import check_drawing, nothing_else, pages, say
+from yopo.cli.eval import evaluate
+from yopo.cli.log import steady
+from yopo.cli.training import lost_others_are_named, watched
+from yopo.core import files
 from yopo.paper.reproduction import FIGURES, TABLES, folder
-from yopo.runs.folder import LAST
-from yopo.runs.sections import fraction
-from yopo.runs.settings import Config, Tree, validate
+from yopo.runs.folder import (
+    EVALUATION,
+    LAST,
+    LAST_EVALUATION,
+    is_finished,
+    is_run,
+    mark_untimed,
+    settle_untimed,
+)
+from yopo.runs.overlay import Tree
+from yopo.runs.settings import Config, validate
 
 if TYPE_CHECKING:
     from yopo.paper.reproduced import Summary
 
-REPRODUCE = """examples:
+EXAMPLES = """examples:
   yopo reproduce table2 --out runs/table2                 all of Table 2: an hour on one H200
   yopo reproduce table2 --rows PGD-10,YOPO-5-3 --seeds 0,1,2 --attacks autoattack --out runs/table2
   yopo reproduce table3 --epochs 2 --out runs/table3      times alone: two epochs of each row
@@ -36,7 +44,7 @@ The table shows all that is in OUT."""
 QUICK_SAMPLES = 300
 
 
-def reproduce_options(parser: argparse.ArgumentParser) -> None:
+def options(parser: argparse.ArgumentParser) -> None:
     """The options of `yopo reproduce`."""
     parser.add_argument("what", choices=[*TABLES, "figures"], help="of the paper")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
@@ -54,9 +62,11 @@ def reproduce_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
 
 
-def run_reproduce(args: argparse.Namespace, rest: list[str]) -> None:
+def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Train and attack what is not done yet, then print the table or draw the figures."""
     nothing_else(rest)
+    from yopo.attacks.names import parse_all
+
     if args.samples is not None and args.attacks is None:
         raise ValueError("--samples is for --attacks; the paper's attacks take all test images")
     if args.samples is not None and args.samples < 1:
@@ -76,16 +86,19 @@ def run_reproduce(args: argparse.Namespace, rest: list[str]) -> None:
     parse_all([*usual, *more])  # all is checked before hours of training
     bench = _bench(args.bench)
     if not args.show:
-        for path in _trained(args.what, args.out, args):
+        rows = None if args.rows is None else [r.strip() for r in args.rows.split(",")]
+        for path in _trained(args.what, args.out, rows, args):
             if args.epochs is None:  # a shorter run is for its time
                 _attack(args.what, path, more, args)
     _print(args, bench)
 
 
-def _trained(name: str, out: Path, args: argparse.Namespace) -> Iterator[Path]:
-    """Each row's run folder for each seed, when it is trained."""
+def _trained(
+    name: str, out: Path, rows: Sequence[str] | None, args: argparse.Namespace
+) -> Iterator[Path]:
+    """Each row's run folder for each seed, when it is trained; all rows where none are named."""
     what = TABLES[name]
-    rows = list(what.recipes) if args.rows is None else [r.strip() for r in args.rows.split(",")]
+    rows = rows or list(what.recipes)
     for row in rows:
         if row not in what.recipes:
             raise ValueError(f"no row {row!r} in {name}; it has {', '.join(what.recipes)}")
@@ -105,25 +118,23 @@ def _trained(name: str, out: Path, args: argparse.Namespace) -> Iterator[Path]:
     for path, config in wanted.items():  # all checked first
         _check(path, config)
     for path, config in wanted.items():
-        if not (path / "result.json").exists():
-            begun = (path / "config.yaml").exists()
-            if args.untimed:
-                path.mkdir(parents=True, exist_ok=True)
-                (path / "untimed").touch()  # a run that is resumed stays what it was
-            common = {"resume": begun, "track": None, "device": args.device}
-            train_one(config, path, argparse.Namespace(**common), title=path.name)
-        _untime(path)
+        if not is_finished(path):
+            _train(path, config, args)
+        settle_untimed(path)
         yield path
 
 
-def _untime(path: Path) -> None:
-    """Let a finished run say that its time does not count, if it was begun so."""
-    from yopo.report.reading import read_result
+@steady()
+@lost_others_are_named()
+def _train(path: Path, config: Config, args: argparse.Namespace) -> None:
+    """Train one row with one seed, or go on with it."""
+    from yopo.runs.api import train_run
 
-    mark, file = path / "untimed", path / "result.json"
-    if mark.exists() and file.exists():
-        seals.write_json(file, read_result(file) | {"timed": False})
-        mark.unlink()
+    begun = is_run(path)
+    if args.untimed:
+        mark_untimed(path)
+    with watched(path.name, config.epochs, path) as screen:
+        train_run(config, path, resume=begun, device=args.device, watch=screen, name=path.name)
 
 
 def _seeds(text: str) -> list[int]:
@@ -135,7 +146,7 @@ def _seeds(text: str) -> list[int]:
 
 def _check(path: Path, config: Config) -> None:
     """Refuse a folder that holds a run of other settings."""
-    if not (path / "config.yaml").exists():
+    if not is_run(path):
         return
     there = _settings(path)
     free = ("evaluate", "checkpoint", "diagnose", "engine", "notes")  # not of what is trained
@@ -155,50 +166,54 @@ def _settings(path: Path) -> Tree:
 def _attack(name: str, path: Path, more: list[str], args: argparse.Namespace) -> None:
     """The paper's attacks on the last weights and all test images, and more where asked for.
 
-    What is asked for on fewer images is an evaluation of its own, model-last.eval.json.
+    What is asked for on fewer images is an evaluation of its own, of that weights file.
     """
+    from yopo.runs.distributed import pick_device
+
     what = TABLES[name]
     usual, step = ["clean", *what.attacks], None if args.quick else what.step
+    gpu = pick_device(args.device).type == "cuda"
     most = QUICK_SAMPLES if args.quick else None
     if args.samples is None:
         plans = [(path, [*usual, *more], most)]
     else:
         plans = [(path, usual, most)]
-        if not {*more} <= {*_attacked(path / "eval.json", most, step)}:
+        if not {*more} <= {*_attacked(path / EVALUATION, most, step)}:
             plans.append((path / LAST, ["clean", *more], args.samples))
     for target, attacks, samples in plans:
-        file = path / ("eval.json" if target == path else "model-last.eval.json")
+        file = path / (EVALUATION if target == path else LAST_EVALUATION)
         found = _attacked(file, samples, step)
         if not {*attacks} <= {*found}:
             every = list(dict.fromkeys([*attacks, *found]))  # what is there stays there
-            wanted = {"runs": [target], "attacks": ",".join(every), "samples": samples}
-            wanted |= {"eps": None, "step": step, "seed": 0, "save_examples": False}
-            wanted |= {"trust": False, "model_name": None}
-            gpu = pick_device(args.device).type == "cuda"
-            wanted |= {
-                "precision": "tf32" if gpu else "float32",
-                "compile": gpu and "autoattack" in every,
-                "weights": "last" if target == path else None,
-            }
-            wanted |= {"batch": 1000 if gpu else 500, "device": args.device}
-            run_eval(argparse.Namespace(**wanted), [])
+            evaluate(
+                target,
+                ",".join(every),
+                weights="last" if target == path else None,
+                samples=samples,
+                step=step,
+                batch=1000 if gpu else 500,
+                precision="tf32" if gpu else "float32",
+                compile=gpu and "autoattack" in every,
+                device=args.device,
+            )
 
 
-def _attacked(file: Path, samples: int | None, step: str | None) -> list[str]:
+def _attacked(file: Path, samples: int | None, step: float | None) -> list[str]:
     """The attacks that the last weights met as the table asks: these images, eps and steps."""
+    from yopo.attacks.names import parse
     from yopo.evaluation.card import settings
     from yopo.report.records import read_runs
+    from yopo.runs.evaluating import choose_threat
 
     (run,) = read_runs([file.parent])
     if (found := run.evaluations.get(file.name)) is None or not run.result:
         return []
-    threat, about = choose_threat(validate(run.config), None), found["about"]
+    threat, about = choose_threat(validate(run.config)), found["about"]
     images = min(samples or run.result["test_images"], run.result["test_images"])
     if "last" not in run.weights(found) or (about["images"], about["eps"]) != (images, threat.eps):
         return []
-    size = None if step is None else fraction(step, "step")
     met = {name: a["settings"] for name, a in found["attacks"].items()}
-    return [name for name, how in met.items() if how == settings(parse(name), threat, size)]
+    return [name for name, how in met.items() if how == settings(parse(name), threat, step)]
 
 
 def _bench(file: Path | None) -> dict[str, Any] | None:
@@ -261,8 +276,7 @@ def _figures(args: argparse.Namespace) -> None:
     check_drawing("a figure")
     for name, (table, rows) in FIGURES.items():
         if not args.show:
-            options = vars(args) | {"rows": ",".join(rows)}
-            for _ in _trained(table, args.out / table, argparse.Namespace(**options)):
+            for _ in _trained(table, args.out / table, rows, args):
                 pass  # attacks are for the tables
         found = {row: TABLES[table].folders(row, args.out / table) for row in rows}
         missing = [row for row, folders in found.items() if not folders]

@@ -1,22 +1,18 @@
 """Trained networks on disk: a run folder, or one weights file."""
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from yopo.cli.common import read_yaml
-from yopo.core import files, tensor_files
+from yopo.core import tensor_files
 from yopo.data import load
 from yopo.data.sources import Arrays
 from yopo.runs import strangers
 from yopo.runs.build import build_model
-from yopo.runs.folder import BEST, LAST
+from yopo.runs.folder import CONFIG, WEIGHTS, is_run, read_settings, read_weights_settings, runs_in
 from yopo.runs.settings import Config, validate
-
-FILES = {"best": BEST, "last": LAST}
 
 
 @dataclass(frozen=True)
@@ -28,17 +24,23 @@ class Saved:
     trusted: bool
 
 
-def find(path: Path, args: argparse.Namespace) -> Saved:
-    """The network in a run folder or a weights file, if it may be built."""
-    config, weights = _find(path, args.weights)
+def find(
+    path: Path, which: str | None = None, *, trust: bool = False, model_name: str | None = None
+) -> Saved:
+    """The network in a run folder or a weights file, if it may be built.
+
+    which: "best" or "last", of a run folder. trust: build what the run names, whatever it is;
+    model_name: the same for one network, my_module:build_model, that the user knows.
+    """
+    config, weights = _find(path, which)
     name = config.model.name
-    if args.model_name not in (None, name):
+    if model_name not in (None, name):
         raise ValueError(
-            f"expected --model.name as {path} has it, {name!r}, got {args.model_name!r}; leave it "
+            f"expected --model.name as {path} has it, {name!r}, got {model_name!r}; leave it "
             "out, or check the run"
         )
-    own = args.model_name is not None and not name.startswith("timm:")
-    saved = Saved(config, weights, trusted=args.trust or own)
+    own = model_name is not None and not name.startswith("timm:")
+    saved = Saved(config, weights, trusted=trust or own)
     if not saved.trusted:
         strangers.check(config.model)
     return saved
@@ -46,32 +48,23 @@ def find(path: Path, args: argparse.Namespace) -> Saved:
 
 def _find(path: Path, which: str | None) -> tuple[Config, Path]:
     if path.is_dir():
-        weights = path / FILES[which or "best"]
-        if not (path / "config.yaml").is_file() or not weights.is_file():
-            other = next((w for w, file in FILES.items() if (path / file).is_file()), None)
+        weights = path / WEIGHTS[which or "best"]
+        if not is_run(path) or not weights.is_file():
+            other = next((w for w, file in WEIGHTS.items() if (path / file).is_file()), None)
             advice = f"try --weights {other}" if other else "`yopo train` makes one"
-            if inside := sorted(path.glob("*/config.yaml")):
-                advice = f"did you mean {inside[0].parent}?"
+            if inside := runs_in(path):
+                advice = f"did you mean {inside[0]}?"
             raise ValueError(
-                f"expected a run with config.yaml and {weights.name}, got {path}; {advice}"
+                f"expected a run with {CONFIG} and {weights.name}, got {path}; {advice}"
             )
-        return validate(read_yaml(path / "config.yaml", run=True)), weights
+        return validate(read_settings(path, run=True)), weights
     if not path.is_file():
         raise ValueError(f"no run folder and no weights file {path}")
     if which is not None:
         raise ValueError(
             f"--weights chooses within a run folder, got the file {path}; leave it out"
         )
-    settings = tensor_files.load_metadata(path).get("config")
-    if settings is None:
-        raise ValueError(
-            f"{path.name} does not say which network it belongs to; expected a file that "
-            "`yopo train` wrote, with the settings in its metadata"
-        )
-    tree = files.parse_json(settings, f"the metadata of {path.name}")
-    if not isinstance(tree, dict):
-        raise ValueError(f"expected settings in {path.name}, got {type(tree).__name__}")
-    return validate(tree), path
+    return validate(read_weights_settings(path)), path
 
 
 def load_data(saved: Saved) -> Arrays:

@@ -1,7 +1,6 @@
 """`yopo diagnose`: what the co-states of a trained network say about m, n and the split."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,19 @@ from rich.table import Table
 from yopo.cli.common import (
     Terminal,
     can_draw,
-    check_writable,
     nothing_else,
-    pick_device,
     say,
     trust_options,
 )
+from yopo.runs.folder import DIAGNOSIS, DIAGNOSIS_PICTURE
 
-DIAGNOSE = """examples:
+EXAMPLES = f"""examples:
   yopo diagnose runs/first
   yopo diagnose runs/c10 --images 256 --splits conv1,layer1.0,layer1
-writes diagnose.json and diagnose.png into the run's folder; docs/diagnose.md explains them"""
+writes {DIAGNOSIS} and {DIAGNOSIS_PICTURE} into the run's folder; docs/diagnose.md explains them"""
 
 
-def diagnose_options(parser: argparse.ArgumentParser) -> None:
+def options(parser: argparse.ArgumentParser) -> None:
     """Options of `yopo diagnose`."""
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("--images", type=int, default=100, help="training images to look at")
@@ -35,49 +33,31 @@ def diagnose_options(parser: argparse.ArgumentParser) -> None:
     trust_options(parser)
 
 
-def run_diagnose(args: argparse.Namespace, rest: list[str]) -> None:
+def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Study one network."""
-    import torch
-
-    from yopo.cli.saved import find, load_data, load_model
-    from yopo.core import files
-    from yopo.pmp.diagnose import diagnose
-    from yopo.runs.build import build_threat
-
     nothing_else(rest)
-    if not args.run.is_dir():
-        raise ValueError(f"expected the folder of a run, got {args.run}")
-    if args.images < 2:
-        raise ValueError(f"expected --images of at least 2, got {args.images}")
-    check_writable(args.run)
-    saved = find(args.run, args)
-    config, weights = saved.config, saved.weights
-    device, data = pick_device(args.device), load_data(saved)
-    model = load_model(saved, data)
-    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(args.seed))
-    chosen = order[: args.images]
-    found = diagnose(
-        model.to(device),
-        data.x_train[chosen].to(device) / 255,
-        data.y_train[chosen].to(device),
-        build_threat(config.threat),
+    from yopo.core import files
+    from yopo.runs.diagnosing import diagnose_run
+
+    found = diagnose_run(
+        args.run,
+        weights=args.weights,
+        images=args.images,
         splits=args.splits.split(",") if args.splits else None,
         m=args.m,
-        generator=torch.Generator(device).manual_seed(args.seed),
-    ).tree()
-    show(found)
-    settings = {"images": len(chosen), "seed": args.seed, "weights": weights.name}
-    files.write_text(
-        args.run / "diagnose.json",
-        json.dumps({"settings": settings, "threat": config.threat.model_dump()} | found, indent=1)
-        + "\n",
+        seed=args.seed,
+        device=args.device,
+        trust=args.trust,
+        model_name=args.model_name,
     )
+    show(found)
+    values, picture = args.run / DIAGNOSIS, args.run / DIAGNOSIS_PICTURE
     if can_draw():
-        with files.whole(args.run / "diagnose.png") as path:
+        with files.whole(picture) as path:
             draw(found, path)
-        say(f"wrote {args.run / 'diagnose.json'} and {args.run / 'diagnose.png'}")
+        say(f"wrote {values} and {picture}")
     else:
-        say(f"wrote {args.run / 'diagnose.json'}; a picture needs matplotlib")
+        say(f"wrote {values}; a picture needs matplotlib")
 
 
 def show(found: dict[str, Any]) -> None:

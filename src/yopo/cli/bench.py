@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import check_drawing, nothing_else, pick_device
+from yopo.cli.common import check_drawing, nothing_else
 
 WIDE = 140  # columns of a terminal that the whole table needs
 
-BENCH = """examples:
+EXAMPLES = """examples:
   yopo bench
   yopo bench --model wideresnet --methods natural,yopo-5-3-before --batch 128
   yopo bench --model smallcnn --methods yopo-5-10,pgd-40 --json bench.json --picture bench.png
@@ -23,7 +23,7 @@ Times whole training steps on random images: attack, propagations, weight update
 METHODS = "natural,pgd-10,free-8,nfgsm,trades-10,yopo-5-3-before,yopo-5-3,trades-yopo-3-4"
 
 
-def bench_options(parser: argparse.ArgumentParser) -> None:
+def options(parser: argparse.ArgumentParser) -> None:
     """The options of `yopo bench`."""
     parser.add_argument("--model", default="preactresnet18", help="or smallcnn, wideresnet")
     parser.add_argument("--methods", default=METHODS, help=f"by default {METHODS}")
@@ -36,12 +36,13 @@ def bench_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture", type=Path, help="file for a picture of them (PNG or SVG)")
 
 
-def run_bench(args: argparse.Namespace, rest: list[str]) -> None:
+def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Measure, print, write."""
     nothing_else(rest)
     import torch
 
     from yopo.bench.bench import SETTINGS, bench
+    from yopo.runs.distributed import pick_device
     from yopo.runs.recipes import method_tree
 
     if args.model not in SETTINGS:

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from yopo.report.pictures import Strip
     from yopo.report.records import Run
 
-REPORT = """examples:
+EXAMPLES = """examples:
   yopo report runs/compare/* --out report.html
   yopo report runs/pgd-10 runs/yopo-5-3 --paper table2 --figures figures
 The page is made from the run folders alone, and everything it needs is inside it. Cards come from
 `yopo eval`; pictures from its --save-examples. Its table and headline are printed too."""
 
 
-def report_options(parser: argparse.ArgumentParser) -> None:
+def options(parser: argparse.ArgumentParser) -> None:
     """The options of `yopo report`."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--out", type=Path, default=Path("report.html"), help="default report.html")
@@ -28,7 +28,7 @@ def report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--figures", type=Path, help="folder for the curves as PNG and SVG")
 
 
-def run_report(args: argparse.Namespace, rest: list[str]) -> None:
+def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Read the runs, write the page."""
     nothing_else(rest)
     from yopo.core import files

@@ -1,0 +1,151 @@
+"""`yopo eval`."""
+
+import argparse
+import shlex
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from yopo.cli.common import nothing_else, say, trust_options
+from yopo.cli.screen import Screen
+from yopo.runs.folder import BEST, CARD, EVALUATION
+from yopo.runs.sections import fraction
+
+if TYPE_CHECKING:
+    from yopo import Result
+
+EXAMPLES = f"""examples:
+  yopo eval runs/first --attacks clean,pgd-20,cw,autoattack --samples 1000
+  yopo eval runs/c10 --attacks pgd-50-10,cw-linf --weights last --eps 6/255
+  yopo eval runs/compare/* --attacks pgd-40,cw
+  yopo eval runs/c10/{BEST} --attacks autoattack --batch 500 --save-examples
+attacks: clean, pgd-STEPS[-RESTARTS], cw, cw-linf[-STEPS[-RESTARTS]], autoattack, and its stages
+apgd-ce, apgd-t, fab-t, square. Each runs on the images that are classified correctly.
+Writes {EVALUATION} (all numbers) and {CARD} (the card, a summary) into the run folder. After an
+interruption, the same command continues."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The options of `yopo eval`."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="folder of a run, or a weights file of one",
+    )
+    parser.add_argument(
+        "--attacks", default="clean,pgd-20", help="list, see below (default clean,pgd-20)"
+    )
+    parser.add_argument("--samples", type=int, help="test images, drawn with --seed; default all")
+    parser.add_argument("--batch", type=int, default=250, help="images at a time (default 250)")
+    parser.add_argument("--eps", help="radius, as 8/255; by default the run's threat.eps")
+    parser.add_argument(
+        "--step", help="step size of PGD and cw-linf (default 2.5·eps/steps, in L2 at least eps/4)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of random starts (default 0)")
+    parser.add_argument("--precision", choices=["float32", "tf32", "bf16"], default="float32")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the network first; worth it for AutoAttack on a GPU",
+    )
+    parser.add_argument(
+        "--weights",
+        choices=["best", "last"],
+        help="weights of a run folder: best on held-out images (default) or last",
+    )
+    parser.add_argument("--save-examples", action="store_true", help="write the images found, too")
+    parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
+    trust_options(parser)
+
+
+def run(args: argparse.Namespace, rest: list[str]) -> None:
+    """Attack networks on their test sets; write the numbers and the card of each."""
+    nothing_else(rest)
+    from yopo.runs import evaluating
+
+    whose: dict[str, Any] = {"trust": args.trust, "model_name": args.model_name}
+    whose |= {"weights": args.weights, "eps": args.eps and fraction(args.eps, "--eps")}
+    for path in args.runs:  # all checked first
+        evaluating.check(path, args.attacks, **whose)
+    for path in args.runs:
+        if len(args.runs) > 1:
+            say(path)
+        evaluate(
+            path,
+            args.attacks,
+            samples=args.samples,
+            step=args.step and fraction(args.step, "--step"),
+            seed=args.seed,
+            batch=args.batch,
+            precision=args.precision,
+            compile=args.compile,
+            examples=args.save_examples,
+            device=args.device,
+            **whose,
+        )
+
+
+def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401
+    """Evaluate a run as `evaluate_run` does, and show it on a screen."""
+    from yopo.runs.api import evaluate_run
+
+    screen = Screen()
+    # Torch's advice on compiling; float32 is asked for where it is used.
+    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
+
+    def show(result: "Result") -> None:
+        screen.bars.stop()
+        screen.console.print(result_table(result))
+        for warning in result.warnings:
+            screen.say(f"warning ({warning.code}): {warning.text}")
+
+    try:
+        with screen.bars, _sigterm_as_interrupt():
+            found = evaluate_run(run, attacks, progress=screen.attack, found=show, **how)
+    except KeyboardInterrupt:
+        command = shlex.join(["yopo", *sys.argv[1:]])
+        screen.say(f"stopped; finished batches are kept. To go on: {command}")
+        sys.exit(130)
+    if found.aside is not None:
+        screen.say(
+            f"the evaluation before, which this one does not cover, is kept as {found.aside.name}"
+        )
+    screen.say(f"card: {found.files.card}")
+
+
+def result_table(result: "Result") -> Table:
+    """What each attack left, and all of them together."""
+    from yopo.evaluation.card import duration, percent
+
+    about = result.about
+    table = Table(title=f"{about['images']:,} images: {about['data']}\n{about['threat']}")
+    for name in ("attack", "accuracy (95% interval)", "propagations", "time"):
+        table.add_column(name, justify="left" if name == "attack" else "right", overflow="fold")
+    for name, outcome in result.outcomes.items():
+        shown = percent(outcome.accuracy, result.interval[name])
+        cost = f"{result.propagations[name]:.1f}"
+        table.add_row(name, shown, cost, duration(outcome.seconds))
+    table.add_section()
+    table.add_row("worst case", percent(result.worst, result.worst_interval))
+    return table
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,85 @@
+"""`yopo train`."""
+
+import argparse
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from yopo.cli.common import Terminal
+from yopo.cli.log import steady
+from yopo.cli.training import (
+    check_written,
+    lost_others_are_named,
+    result_table,
+    run_options,
+    settings_typed,
+    watched,
+)
+from yopo.runs.folder import read_settings
+from yopo.runs.settings import Config, fields
+
+EXAMPLES = """examples:
+  yopo train demo --out runs/first
+  yopo train cifar10-yopo-5-3 --out runs/c10 --epochs 20 --method.n 5 --threat.eps 6/255
+  yopo train cifar10-fast --method.name pgd --method.steps 7 --out runs/pgd7
+  yopo train demo --data.name folder --data.root photos --data.size 64 --threat.eps 8/255 --out own
+  yopo train demo --model.name my_module:build_model --out runs/mine
+  yopo train demo --out runs/first --resume
+  torchrun --nproc-per-node 2 -m yopo train cifar10-fast --out runs/two
+`yopo train --settings` lists every setting."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """The options of `yopo train`."""
+    parser.add_argument("recipe", nargs="?", help="name of a recipe, or a YAML file")
+    run_options(parser)
+    parser.add_argument("--dry-run", action="store_true", help="show the settings and the cost")
+    parser.add_argument("--settings", action="store_true", help="list every setting and leave")
+
+
+@steady()
+@lost_others_are_named()
+def run(args: argparse.Namespace, rest: list[str]) -> None:
+    """Train one network."""
+    if args.settings:
+        table = Table("setting", "default", "", box=None)
+        for row in fields():
+            table.add_row("--" + row[0], row[1], row[2])
+        Console(highlight=False).print(table)
+        return
+    if args.recipe is None:
+        raise ValueError("expected a recipe: yopo train RECIPE; `yopo recipes` lists them")
+    from yopo.runs.api import configure, train_run
+
+    given = read_settings(args.config) if args.config else {}
+    config = configure(args.recipe, given, settings_typed(rest))
+    if args.dry_run:
+        dry_run(config, args.device)
+        return
+    if args.out is None:
+        raise ValueError("expected a folder for the run: --out DIR")
+    name = config.method.name
+    with watched(name, config.epochs, args.out, track=args.track) as screen:
+        result = train_run(config, args.out, resume=args.resume, device=args.device, watch=screen)
+    if result:  # in the first process
+        Terminal().print(result_table({name: result}))
+        print(f"run: {args.out}")
+        check_written(args.out)
+
+
+def dry_run(config: Config, device: str | None) -> None:
+    """Show the resolved settings, and the cost after a few measured steps."""
+    from yopo.runs.api import measure_cost
+    from yopo.runs.build import out_of_reach
+
+    print(yaml.safe_dump(config.tree(), sort_keys=False), end="")
+    cost = measure_cost(config, device)
+    total = cost.seconds * cost.steps * config.epochs
+    print(f"# {config.epochs} epochs of {cost.steps} steps of {config.batch} images")
+    print(f"# {cost.propagations * config.epochs:.0f} propagations per image in all")
+    if (weak := out_of_reach(config)) is not None:
+        print(f"# {weak}")
+    print(
+        f"# {1000 * cost.seconds:.1f} ms a step, so about {total / 60:.1f} minutes of training here"
+    )

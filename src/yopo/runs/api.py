@@ -1,0 +1,285 @@
+"""Whole runs as functions: train, compare, evaluate. The command line calls these.
+
+>>> config = configure("demo", {"epochs": 3, "method": {"name": "yopo", "m": 3, "n": 5}})
+>>> train_run(config, Path("runs/first"))["best"]
+>>> evaluate_run(Path("runs/first"), "pgd-20,cw", samples=1000).result.worst
+>>> compare_runs(method_configs("demo", ["natural", "pgd-10"]), Path("runs/both"))
+
+What is wrong with arguments or files is said in a ValueError, which names settings and options as
+the command line does. Watchers hear of the rest, such as a disk that refuses a file.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import yopo
+from yopo.data import load
+from yopo.data.sources import Arrays
+from yopo.evaluation.network import Precision
+from yopo.evaluation.result import Result
+from yopo.evaluation.suite import Tell
+from yopo.runs import evaluating, folder, state
+from yopo.runs.alone import alone_in
+from yopo.runs.build import out_of_reach, propagations
+from yopo.runs.distributed import pick_device
+from yopo.runs.evaluating import Evaluation
+from yopo.runs.overlay import Tree, overlay
+from yopo.runs.progress import Logged, Watcher, stopped_by_signals
+from yopo.runs.recipes import method_tree, recipe
+from yopo.runs.saved import load_data, load_model
+from yopo.runs.settings import (
+    Config,
+    refuse_another,
+    rescaled,
+    validate,
+    what_counts,
+    with_radius,
+)
+from yopo.runs.trainer import Trainer
+
+# ---------------------------------------------------------------- settings
+
+
+def configure(source: str | Path, *over: Tree) -> Config:
+    """The settings of a recipe or a YAML file, with others over them, the last on top.
+
+    With other epochs drops and warm-ups move along; with another radius the step does.
+    """
+    path = Path(source)
+    is_file = path.suffix in (".yaml", ".yml")
+    tree = folder.read_settings(path) if is_file else recipe(str(source))
+    for given in over:
+        if (epochs := _epochs(given.get("epochs"))) is not None:
+            tree = rescaled(tree, epochs)
+        threat = given.get("threat", {})
+        if isinstance(threat, dict) and "eps" in threat and "step" not in threat:
+            tree = with_radius(tree, threat)
+        tree = overlay(tree, given)
+    return validate(tree)
+
+
+def method_configs(
+    source: str | Path,
+    methods: Sequence[str],
+    *over: Tree,
+    under: Tree | None = None,
+    most: float | None = None,
+) -> dict[str, Config]:
+    """The same settings for several methods, named as "pgd-10" or "yopo-5-3".
+
+    under: settings that the methods' own lie over. most: propagations per image that each may
+    spend: as many epochs as these pay for.
+    """
+    configs: dict[str, Config] = {}
+    base = under or {}
+    for spec in methods:
+        method = method_tree(spec)
+        for given in (tree.get("method") for tree in over):
+            if isinstance(given, Mapping) and (twice := [name for name in given if name in method]):
+                raise ValueError(f"--method.{twice[0]} contradicts {spec}; write it in --methods")
+        own: Tree = {"method": method}
+        if most is not None:
+            if any("epochs" in given for given in over):
+                raise ValueError("--propagations decides the epochs; leave --epochs out")
+            own["epochs"] = _affordable(configure(source, base, own, *over), spec, most)
+        configs[spec] = configure(source, base, own, *over)
+    return configs
+
+
+def _affordable(config: Config, spec: str, most: float) -> int:
+    """The epochs that `most` propagations per image pay for."""
+    cost = propagations(config)
+    if not cost <= most < float("inf"):
+        raise ValueError(
+            f"expected --propagations of at least {cost:.2f}, an epoch of {spec}; got {most:g}"
+        )
+    return int(most / cost + 1e-6)
+
+
+def _epochs(value: object) -> int | None:
+    """A number of epochs, where `validate` will take it for one: 3.0 is 3."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return int(number) if number >= 1 and number.is_integer() else None
+
+
+# ---------------------------------------------------------------- training
+
+
+def train_run(
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    device: str | None = None,
+    watch: Watcher | None = None,
+    name: str | None = None,
+) -> Tree:
+    """Train in the folder `out`; return what stands in its result.
+
+    resume: go on from the newest checkpoint there, if there is one. device: by default a GPU if
+    there is one. name: what lines of the log call the run; by default its method.
+
+    In the main thread, the first Ctrl-C, SIGTERM or SIGHUP finishes the step, saves, and raises
+    `yopo.runs.progress.StopRequested`. A training that collapses for good is a RuntimeError.
+    """
+    refuse_taken(out, resume=resume)
+    watch = watch or Logged()
+    chosen = pick_device(device)
+    trainer = Trainer(config, _data(config), out, watch, chosen)
+
+    def ask() -> None:
+        trainer.stop = True
+
+    with alone_in(out) if trainer.learner.rank == 0 else nullcontext():
+        if resume and trainer.resume():
+            p = trainer.progress
+            watch.say(f"going on from epoch {p.epoch + 1}, step {p.step}")
+        elif resume:
+            watch.say(f"nothing to resume in {out}; starting")
+        if (weak := out_of_reach(config)) is not None:
+            watch.say(f"{name or config.method.name}: {weak}")
+        with stopped_by_signals(ask):
+            return trainer.run()
+
+
+def compare_runs(
+    configs: Mapping[str, Config],
+    out: Path,
+    *,
+    resume: bool = False,
+    device: str | None = None,
+    watch: Callable[[str], AbstractContextManager[Watcher]] | None = None,
+) -> dict[str, Tree]:
+    """Train each configuration in a folder of its name in `out`; return their results by name.
+
+    All folders are checked before anything is trained. resume: go on with unfinished runs, and take
+    the results of finished ones. watch: opened with the name of each run.
+    """
+    for name, config in configs.items():
+        path = out / name
+        if resume and folder.is_finished(path):
+            there = validate(folder.read_settings(path, run=True))
+            refuse_another(path, what_counts(there), what_counts(config))
+        else:
+            refuse_taken(path, resume=resume)
+    results: dict[str, Tree] = {}
+    for name, config in configs.items():
+        with watch(name) if watch else nullcontext(Logged()) as watcher:
+            done = _result(out / name, watcher) if resume else None
+            results[name] = done or train_run(
+                config, out / name, resume=resume, device=device, watch=watcher, name=name
+            )
+    return results
+
+
+def _result(run: Path, watch: Watcher) -> Tree | None:
+    """What a finished run showed; one whose result is damaged finishes again."""
+    try:
+        return folder.read_result(run)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        watch.say(f"{error}; the run finishes again")
+        return None
+
+
+def refuse_taken(out: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds a run which is not to be gone on with."""
+    folder.refuse_link(out / folder.STATE)
+    saved = state.saved(out / folder.STATE)
+    if saved and not resume:
+        raise ValueError(f"{out} holds a run; add --resume to go on, or give another --out")
+    if folder.is_finished(out) and not saved:
+        raise ValueError(f"{out} holds a finished run without checkpoints; give another --out")
+    if (inside := folder.begun_in(out)) and not folder.is_run(out):
+        raise ValueError(f"{out} holds other runs, first {inside[0].name}; give another --out")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a training would take here."""
+
+    steps: int  # an epoch
+    seconds: float  # a step
+    propagations: float  # an epoch, per image
+
+
+def measure_cost(config: Config, device: str | None = None) -> Cost:
+    """Measure a few steps of a training; nothing is kept."""
+    with tempfile.TemporaryDirectory() as out:
+        trainer = Trainer(config, _data(config), Path(out), Logged(), pick_device(device))
+        return Cost(len(trainer.loader), *trainer.measure(steps=5))
+
+
+def _data(config: Config) -> Arrays:
+    d = config.data
+    return load(d.name, root=d.root, path=d.path, size=d.size)
+
+
+# ---------------------------------------------------------------- evaluating
+
+
+def evaluate_run(
+    run: Path,
+    attacks: str | Sequence[str] = ("clean", "pgd-20"),
+    *,
+    weights: str | None = None,
+    samples: int | None = None,
+    eps: float | None = None,
+    step: float | None = None,
+    seed: int = 0,
+    batch: int = 250,
+    precision: Precision = "float32",
+    compile: bool = False,
+    examples: bool = False,
+    device: str | None = None,
+    trust: bool = False,
+    model_name: str | None = None,
+    progress: Tell | None = None,
+    found: Callable[[Result], None] | None = None,
+) -> Evaluation:
+    """Attack the network of a run folder, or of a weights file, on its test set; write the result.
+
+    weights: "best" (default) or "last", of a run folder. samples: test images, drawn with `seed`;
+    all by default. eps: by default the run's. step, batch, precision, compile, progress: as in
+    `yopo.evaluate`. examples: write the images found, too. trust, model_name: see
+    `yopo.runs.saved.find`; without them only our own networks and timm's are built.
+    found: is given the result before it is written.
+
+    Finished batches are kept as they come: after an interruption the same call goes on.
+    """
+    saved = evaluating.check(
+        run, attacks, weights=weights, eps=eps, trust=trust, model_name=model_name
+    )
+    target = pick_device(device)
+    arrays = load_data(saved)
+    x, y, drawn = evaluating.choose_images(arrays.x_test, arrays.y_test, samples, seed)
+    model = load_model(saved, arrays).to(target)
+    written = folder.EvaluationFiles.of(run)
+    written.check()
+    result = yopo.evaluate(
+        model,
+        (x, y),
+        evaluating.choose_threat(saved.config, eps),
+        attacks,
+        batch=batch,
+        seed=seed,
+        precision=precision,
+        step=step,
+        compile=compile,
+        examples=examples,
+        state=written.state,
+        progress=progress,
+        about=evaluating.words(saved, model, drawn),
+    )
+    if found is not None:
+        found(result)
+    if examples:
+        evaluating.save_examples(written.examples, result, x, y, arrays.names, model, batch)
+    return evaluating.write(written, result, run)

@@ -1,0 +1,57 @@
+"""`diagnose_run`: what the co-states of a trained network say about m, n and the split."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from yopo.core import files
+from yopo.pmp.diagnose import diagnose
+from yopo.runs.build import build_threat
+from yopo.runs.distributed import pick_device
+from yopo.runs.folder import DIAGNOSIS, check_writable
+from yopo.runs.overlay import Tree
+from yopo.runs.saved import find, load_data, load_model
+
+
+def diagnose_run(
+    run: Path,
+    *,
+    weights: str = "best",
+    images: int = 100,
+    splits: Sequence[str] | None = None,
+    m: int = 8,
+    seed: int = 0,
+    device: str | None = None,
+    trust: bool = False,
+    model_name: str | None = None,
+) -> Tree:
+    """Study the network of a run folder on training images drawn with `seed`; write what is found.
+
+    weights: "best" or "last". splits: modules where f0 may end; chosen by default. m: the largest
+    to try. trust, model_name: see `yopo.runs.saved.find`.
+    """
+    if not run.is_dir():
+        raise ValueError(f"expected the folder of a run, got {run}")
+    if images < 2:
+        raise ValueError(f"expected --images of at least 2, got {images}")
+    check_writable(run)
+    saved = find(run, weights, trust=trust, model_name=model_name)
+    target, data = pick_device(device), load_data(saved)
+    model = load_model(saved, data)
+    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed))
+    chosen = order[:images]
+    found: Tree = diagnose(
+        model.to(target),
+        data.x_train[chosen].to(target) / 255,
+        data.y_train[chosen].to(target),
+        build_threat(saved.config.threat),
+        splits=splits,
+        m=m,
+        generator=torch.Generator(target).manual_seed(seed),
+    ).tree()
+    settings = {"images": len(chosen), "seed": seed, "weights": saved.weights.name}
+    head = {"settings": settings, "threat": saved.config.threat.model_dump()}
+    files.write_text(run / DIAGNOSIS, json.dumps(head | found, indent=1) + "\n")
+    return found

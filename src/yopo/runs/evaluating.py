@@ -1,0 +1,151 @@
+"""What `evaluate_run` is made of: which images, which ball, and what is written of the result."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from yopo.attacks.names import parse_all
+from yopo.core import files, seals, tensor_files
+from yopo.core.threat import L2, Linf
+from yopo.evaluation.network import Network, products
+from yopo.evaluation.result import Result
+from yopo.evaluation.suite import check_norm
+from yopo.runs.build import build_threat
+from yopo.runs.folder import SHOWN, EvaluationFiles, read_evaluation, read_result
+from yopo.runs.saved import Saved, find
+from yopo.runs.settings import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was found, and where it stands."""
+
+    result: Result
+    files: EvaluationFiles
+    aside: Path | None  # where the evaluation before is now, if this one does not cover it
+
+
+def check(
+    run: Path,
+    attacks: str | Sequence[str],
+    *,
+    weights: str | None = None,
+    eps: float | None = None,
+    trust: bool = False,
+    model_name: str | None = None,
+) -> Saved:
+    """The network of a run, if attacks on it may begin; else a ValueError."""
+    chosen = parse_all(attacks)
+    saved = find(run, weights, trust=trust, model_name=model_name)
+    for attack in chosen:
+        check_norm(attack, choose_threat(saved.config, eps))
+    return saved
+
+
+def choose_threat(config: Config, eps: float | None = None) -> Linf | L2:
+    """The run's own threat, or one of another radius."""
+    threat = build_threat(config.threat)
+    return threat if eps is None else type(threat)(eps)
+
+
+def choose_images(
+    x: Tensor, y: Tensor, samples: int | None, seed: int
+) -> tuple[Tensor, Tensor, str]:
+    """All images, or some drawn at random: data sets may be sorted by class."""
+    n = len(x)
+    if samples is None:
+        return x, y, ""
+    if not 1 <= samples <= n:
+        raise ValueError(
+            f"expected --samples from 1 to {n}, the test images there are, got {samples}"
+        )
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    rows = order[:samples].sort().values
+    return x[rows], y[rows], f", drawn from {n:,} with seed {seed}"
+
+
+def words(saved: Saved, model: nn.Module, drawn: str) -> dict[str, str]:
+    """What a card says of the network and its images."""
+    config, parameters = saved.config, sum(p.numel() for p in model.parameters())
+    return {
+        "model": f"{config.model.name} ({parameters:,} parameters, trained with "
+        f"{config.method.name})",
+        "data": f"{config.data.name} test set{drawn}",
+        "weights": saved.weights.name,
+        "file_sha256": files.file_digest(saved.weights),
+    }
+
+
+def write(written: EvaluationFiles, result: Result, run: Path) -> Evaluation:
+    """Write the values and the card; only then are the finished batches forgotten."""
+    aside = set_aside(written, result, run)
+    seals.write_json(written.values, result.to_dict())
+    files.write_text(written.card, result.card())
+    result.forget()
+    return Evaluation(result, written, aside)
+
+
+def save_examples(
+    path: Path,
+    result: Result,
+    x: Tensor,
+    y: Tensor,
+    names: Sequence[str],
+    model: nn.Module,
+    batch: int,
+) -> None:
+    """For each attack the adversarial images, their places among those evaluated, their labels.
+
+    The clean images and what the network answers to both are there too: a reader of the file needs
+    neither the data nor the network.
+    """
+    net = Network.of(model, result.about["precision"], x)
+    answer, tensors = partial(_answers, net, batch=batch), {}
+    for name, outcome in result.outcomes.items():
+        if outcome.images is not None:
+            clean = x[outcome.index]
+            tensors[f"{name}.images"] = outcome.images
+            tensors[f"{name}.answers"] = answer(outcome.images)
+            tensors[f"{name}.clean"] = clean  # uint8
+            tensors[f"{name}.clean_answers"] = answer(clean.float() / 255)
+            tensors[f"{name}.index"] = outcome.index
+            tensors[f"{name}.labels"] = y[outcome.index]
+    facts = {key: str(result.about[key]) for key in SHOWN}
+    tensor_files.save_weights(path, tensors, facts | {"names": json.dumps(names)})
+
+
+def _answers(net: Network, x: Tensor, batch: int) -> Tensor:  # (N, C, H, W) -> (N,)
+    """The classes that the network answers with, in the precision of the evaluation."""
+    with torch.no_grad(), products("float32"):
+        parts = [net(part.to(net.device)).argmax(1).cpu() for part in x.split(batch)]
+    return torch.cat([torch.empty(0, dtype=torch.long), *parts])
+
+
+def set_aside(files: EvaluationFiles, result: Result, run: Path) -> Path | None:
+    """Rename the evaluation before, unless the new one covers it or its weights were replaced."""
+    new = result.about
+    try:
+        old = read_evaluation(files.values)
+        about, when, sha = old["about"], old["about"]["finished"], old["about"]["weights_sha256"]
+        alike = all(about[key] == new[key] for key in ("threat", "eps", "seed", "precision"))
+        attacks = {n: a["settings"] for n, a in old["attacks"].items() if n != "clean"}
+        covered = attacks.items() <= new["settings"].items() and about["images"] <= new["images"]
+    except (OSError, ValueError):
+        return None
+    same = sha == new["weights_sha256"]
+    if (same and alike and covered) or (not same and sha not in _weights_of(run)):
+        return None
+    return files.set_aside(when)
+
+
+def _weights_of(run: Path) -> list[str]:
+    """Digests of the weights that a run folder holds."""
+    try:
+        return list(read_result(run).get("weights_sha256", {}).values())
+    except (OSError, ValueError):
+        return []

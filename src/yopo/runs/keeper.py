@@ -1,0 +1,184 @@
+"""What is kept of a run so that it can go on: its checkpoints, its best weights, the way back."""
+
+import time
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch
+
+from yopo.core import tensor_files
+from yopo.core.tensor_files import Tensors
+from yopo.runs import distributed, state
+from yopo.runs.folder import BEST, STATE, RunFolder
+from yopo.runs.learner import Learner
+from yopo.runs.overlay import Tree
+from yopo.runs.progress import Progress, Watcher
+from yopo.runs.settings import Config, refuse_another, validate, what_counts
+
+GOES_BACK = ("epoch", "updates", "healthiest", "cleanest")  # of the progress; the rest stays so
+
+
+class Keeper:
+    """Saves a run, resumes it, and brings it back from a collapse.
+
+    What a collapse goes back to (`good`) and the best weights so far (`best`, in the first process)
+    are in memory, and in each checkpoint, so that both are functions of the run alone: never of
+    which epochs were saved, and so of the clock, and never of what became of a file.
+    """
+
+    def __init__(
+        self, config: Config, learner: Learner, files: RunFolder, progress: Progress, data: str
+    ) -> None:
+        self.config, self.learner, self.files, self.progress = config, learner, files, progress
+        self.identity: Tree = what_counts(config) | {"training data": data}
+        self.good: tuple[Tensors, dict[str, Any]] | None = None
+        self.best: Tensors | None = None
+        self._saved_at, self._saved = time.monotonic(), (-1, -1)  # (lines, step)
+
+    @property
+    def watch(self) -> Watcher:
+        """Who hears of it."""
+        return self.files.watch
+
+    @property
+    def waited(self) -> float:
+        """Seconds since the last checkpoint."""
+        return time.monotonic() - self._saved_at
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the newest checkpoint is of this very step."""
+        return self._saved == (self.progress.lines, self.progress.step)
+
+    def save(self, *, compared: bool = False) -> bool:
+        """Write a checkpoint and say whether it is there; `compared`: the weights just were."""
+        self._saved_at = time.monotonic()
+        p, snapshot = self.progress, self.learner.snapshot
+        if not compared:
+            self.learner.check_same_weights()
+        p.saves += 1
+        sums = torch.tensor([p.loss_sum, p.right], dtype=torch.float64)
+        values: dict[str, Any] = {"progress": asdict(p), "config": self.identity}
+        values["sums"] = [one.tolist() for one in distributed.gathered(sums)]
+        tensors, good = snapshot.gathered(snapshot.take()), None
+        if p.step and self.good is not None:  # else this is the good one
+            good, values["good"] = snapshot.gathered(self.good[0]), self.good[1]
+        checkpoint = state.Checkpoint(tensors, values, good, self.best)
+        written = self.files.save_state(p.saves, checkpoint, self.config.checkpoint.keep)
+        if not distributed.from_first([float(written)])[0]:
+            return False
+        self._saved = (p.lines, p.step)
+        return True
+
+    def keep_good(self) -> None:
+        """Remember this state, at an epoch's end, as the one that a collapse goes back to."""
+        if self.config.guard.action == "rollback":
+            known = {k: getattr(self.progress, k) for k in GOES_BACK}
+            self.good = self.learner.snapshot.copy(), known
+
+    def keep_best(self) -> None:
+        """Remember the weights as the best so far, and write them."""
+        if self.learner.rank == 0:
+            weights = self.learner.follower.state_dict()
+            self.best = {k: v.to("cpu", copy=True) for k, v in weights.items()}
+            self.files.save_weights(BEST, self.best, self.config.tree())
+
+    def recover(self, reason: str) -> None:
+        """Go back from a collapse, with a lower rate; raise where there is no way back."""
+        p, guard = self.progress, self.config.guard
+        if guard.action == "stop" or p.rollbacks >= guard.most or self.good is None:
+            raise RuntimeError(
+                f"training collapsed in epoch {p.epoch + 1}: {reason}. To try again: a lower "
+                "optimizer.lr or a longer schedule.warmup, in another folder"
+            )
+        tensors, known = self.good
+        self.learner.snapshot.put_back(tensors)
+        for name, value in known.items():
+            setattr(p, name, value)
+        p.step, p.loss_sum, p.right = 0, 0.0, 0.0
+        p.rate_scale, p.rollbacks = p.rate_scale * guard.shrink, p.rollbacks + 1
+        where = f"the end of epoch {p.epoch}" if p.epoch else "the start"
+        self.watch.say(
+            f"collapse: {reason}. Back to {where}, "
+            f"learning rate times {guard.shrink} (rollback {p.rollbacks} of {guard.most})"
+        )
+        self.save()
+
+    def resume(self) -> bool:
+        """Go on from the newest sound checkpoint in the folder; say whether there was one."""
+        out, learner = self.files.path, self.learner
+        found = state.load_newest(out / STATE, self.watch.say)
+        if found is None and state.saved(out / STATE):
+            raise ValueError(f"no checkpoint in {out} is sound; give another --out")
+        if found is None:
+            return False
+        values = found.values
+        if isinstance(values.get("config"), dict):
+            refuse_another(out, _filled(values["config"]), self.identity)
+        mine = partial(learner.snapshot.own, rank=learner.rank, world=learner.world)
+        try:
+            p, sums, good = _restored(values)
+            learner.snapshot.put_back(mine(found.tensors))
+        except (ValueError, RuntimeError) as error:  # of torch, where a tensor does not fit
+            why = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"the checkpoint in {out} was edited or is of another version: {why}; "
+                "give another --out"
+            ) from None
+        world = learner.world
+        if len(sums) != world:
+            sums = [[sum(column) for column in zip(*sums, strict=True)]] + [[0.0, 0.0]] * world
+        p.loss_sum, p.right = sums[learner.rank]
+        self.progress.become(p)
+        self.files.lines = values.get("metrics")
+        if p.step == 0:
+            self.keep_good()
+        elif found.good is not None:
+            self.good = mine(found.good), good
+        elif self.config.guard.action == "rollback":
+            self.watch.say(f"{out} holds no state that a collapse in this epoch can go back to")
+        self._take_best(found.best)
+        return True
+
+    def _take_best(self, best: Tensors | None) -> None:
+        """Bring the best weights back from the checkpoint, or else from the folder."""
+        p, learner = self.progress, self.learner
+        if p.best_epoch >= 0 and best is None:
+            try:
+                best = tensor_files.load_weights(self.files.path / BEST)
+            except (ValueError, OSError) as error:
+                self.watch.say(f"the best weights so far are lost ({error}); later ones take over")
+                p.best_epoch = -1
+        shapes = {k: v.shape for k, v in learner.follower.state_dict().items()}
+        if best is not None and {k: v.shape for k, v in best.items()} != shapes:
+            self.watch.say("the best weights so far are of another network; later ones take over")
+            p.best_epoch = -1
+        if p.best_epoch < 0:
+            p.best, best = Progress.best, None
+        self.best = best if learner.rank == 0 else None
+
+
+def _restored(values: dict[str, Any]) -> tuple[Progress, list[list[float]], dict[str, Any]]:
+    """Where a checkpoint's run was, the sums of each process, and where a collapse goes back to."""
+    p = Progress.restored(values.get("progress"))
+    sums, good = values.get("sums", [[p.loss_sum, p.right]]), values.get("good", {})
+    pairs = sums if isinstance(sums, list) and sums else [None]
+    if not all(isinstance(pair, list) and [*map(type, pair)] == [float] * 2 for pair in pairs):
+        raise ValueError("it has no sums of each process")
+    if not isinstance(good, dict) or not {*good} <= {*GOES_BACK}:
+        raise ValueError("it has no place that a collapse goes back to")
+    Progress.restored(good)
+    lines = values.get("metrics")
+    if not isinstance(lines, list | None) or not all(isinstance(line, str) for line in lines or ()):
+        raise ValueError("it has no lines of metrics")
+    return p, sums, good
+
+
+def _filled(identity: Tree) -> Tree:
+    """With the defaults of settings that an older version did not have."""
+    config = {key: value for key, value in identity.items() if key != "training data"}
+    try:
+        return what_counts(validate(config)) | {"training data": identity["training data"]}
+    except (ValueError, KeyError):  # of another version
+        return identity

@@ -1,0 +1,152 @@
+"""What a run trains: network, method and optimizer, and how they make one step."""
+
+import time
+
+import torch
+from torch import Tensor, nn
+
+import yopo
+from yopo.core.exchange import differing
+from yopo.core.random import mix, seed_all
+from yopo.data.sources import Arrays
+from yopo.engine.ema import EMA
+from yopo.engine.engine import Engine
+from yopo.runs import distributed
+from yopo.runs.build import build_method, build_model, build_optimizer, build_threat
+from yopo.runs.progress import Progress, Watcher
+from yopo.runs.schedule import rate
+from yopo.runs.settings import Config
+from yopo.runs.state import Snapshot
+
+
+class Learner:
+    """The parts that change while a run trains, in one of its processes."""
+
+    def __init__(
+        self, config: Config, data: Arrays, watcher: Watcher, device: torch.device
+    ) -> None:
+        self.config, self.device = config, device
+        self.rank, self.world = distributed.start(device)
+        seed_all(mix(config.seed, "weights"))
+        self.model = self._network(data)
+        self.optimizer = build_optimizer(config, self.model)
+        if self.world > 1:
+            distributed.same_everywhere([*self.model.parameters(), *self.model.buffers()])
+            yopo.exchange_gradients(self.optimizer)
+        if config.optimizer.clip:  # after the exchange, and in each of Free's steps too
+            self.optimizer.register_step_pre_hook(self._clip)
+        self.method = build_method(config, self.model, self.optimizer)
+        if self.method.optimizer is not None and config.optimizer.accumulate > 1:
+            name = type(self.method).__name__
+            raise ValueError(f"{name} steps on every batch; use optimizer.accumulate 1 with it")
+        self.ema = EMA(self.model, config.ema) if config.ema else None
+        self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
+        self.engine = self._engine(watcher)
+
+    def _network(self, data: Arrays) -> nn.Module:
+        """The network, on its device."""
+        config = self.config
+        model = build_model(config.model, data.x_train, len(data.names))
+        if config.sync_batchnorm and self.world > 1:
+            model = distributed.synchronise_batchnorm(model)
+        for name, value in model.state_dict().items():
+            if not isinstance(value, Tensor):
+                raise ValueError(
+                    f"{name!r} in the model's state_dict is no tensor (get_extra_state), and "
+                    "checkpoints hold tensors alone; leave it out, or make it a buffer"
+                )
+        model = model.to(self.device)
+        if config.model.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return model
+
+    def _engine(self, watcher: Watcher) -> Engine | None:
+        """The fast path, where it pays and is exact; None for the plain one."""
+        c = self.config
+        wanted = c.engine == "compiled" or (c.engine == "auto" and self.device.type == "cuda")
+        if not wanted:
+            return None
+        if self.world > 1 or c.optimizer.accumulate > 1:
+            watcher.say("plain steps: the engine is for one process without accumulation")
+            return None
+        if self.method.layer_by_layer:
+            name = type(self.method).__name__
+            watcher.say(f"plain steps: {name} runs the network layer by layer")
+            return None
+        return Engine(
+            self.method, self.optimizer, ema=self.ema, precision=c.precision, say=watcher.say
+        )
+
+    @property
+    def follower(self) -> nn.Module:
+        """The network that is evaluated and kept: the averaged one if there is one."""
+        return self.ema.model if self.ema else self.model
+
+    @property
+    def share(self) -> int:
+        """Images of each batch in this process."""
+        return self.config.batch // self.world
+
+    def warm_up(self, x: Tensor, y: Tensor) -> float:
+        """Study, compile and capture; trains nothing. The seconds that it took."""
+        began = time.perf_counter()
+        self.model.train()
+        (self.engine or self.method).prepare(self._laid_out(x), y)
+        self.wait()
+        return time.perf_counter() - began
+
+    def step(self, x: Tensor, y: Tensor, p: Progress, number: int, steps: int) -> yopo.Step:
+        """Step `number` of the epoch's `steps`: a function of seed, epoch, step and process."""
+        c = self.config
+        seed_all(mix(c.seed, p.epoch, number, self.rank))
+        epoch = p.epoch + number / steps
+        lr = p.rate_scale * rate(c, epoch)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        part = min(1.0, (epoch + 1 / steps) / c.eps_warmup) if c.eps_warmup else 1.0
+        x = self._laid_out(x)
+        if self.engine:
+            p.updates += 1
+            return self.engine.step(x, y, part=part, updates=p.updates - 1)
+        if c.eps_warmup and isinstance(self.method, yopo.AdversarialMethod):
+            self.method.threat = build_threat(c.threat, part * c.train_eps)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=c.precision == "bf16"):
+            out = self.method.backward(x, y)
+        every = c.optimizer.accumulate
+        if (number + 1) % every == 0 or number + 1 == steps:
+            grads = [q.grad for q in self.model.parameters() if q.grad is not None]
+            if every > 1:
+                torch._foreach_div_(grads, float(number % every + 1))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if self.ema:
+                self.ema.update(p.updates)
+            p.updates += 1
+        return out
+
+    def wait(self) -> None:
+        """Until the device has done what it was told."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def check_same_weights(self) -> None:
+        """End the run in all processes, before anything is written, if their weights differ."""
+        if self.world == 1:
+            return
+        models = [self.model, *([self.ema.model] if self.ema else [])]
+        others = differing(p for model in models for p in model.parameters())
+        if others:
+            raise RuntimeError(
+                f"the weights of process {', '.join(map(str, others))} are no longer those of "
+                "process 0, so nothing was written. Look for code that changes weights outside "
+                "optimizer.step(), or for machines that compute differently; --resume goes on from "
+                "the last checkpoint"
+            )
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        last = self.config.model.channels_last
+        return x.contiguous(memory_format=torch.channels_last) if last else x
+
+    def _clip(self, *_: object) -> None:
+        assert self.config.optimizer.clip is not None
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip)

@@ -1,0 +1,145 @@
+"""What stands in the files of a run, as far as anyone reads it.
+
+Other things may stand there too, and do, of earlier and later versions.
+"""
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[float, Field(ge=-1e12, le=1e12)]
+Spent = Annotated[float, Field(ge=0, le=1e12)]
+Whole = Annotated[int, Field(ge=0, le=10**12)]
+Count = Annotated[int, Field(ge=1, le=10**12)]
+Words = Annotated[str, Field(max_length=1000)]
+Text = Annotated[str, Field(max_length=10_000)]
+
+
+class _Share(BaseModel):
+    accuracy: Share
+    interval: Annotated[list[Number], Field(min_length=2, max_length=2)]
+
+
+class _Attack(_Share):
+    settings: Words
+    seconds: Spent
+    propagations: Spent
+    after: dict[Words, Share] = {}
+
+
+class _About(BaseModel):
+    data: Words
+    threat: Words
+    weights: Words
+    weights_sha256: Words
+    precision: Words
+    model: Words
+    packages: Words
+    hardware: Words
+    finished: Words
+    commit: Words | None = None
+    images_sha256: Words = ""
+    file_sha256: Words | None = None
+    images: Count
+    eps: Number
+    seed: int
+    batch: int
+
+
+class _Warning(BaseModel):
+    code: Words
+    text: Text
+
+
+class Evaluation(BaseModel):
+    """What an evaluation wrote."""
+
+    attacks: Annotated[dict[Words, _Attack], Field(max_length=100)]
+    worst: _Share
+    about: _About
+    warnings: Annotated[list[_Warning], Field(max_length=100)]
+
+
+Measured = Annotated[dict[Words, Share], Field(max_length=100)]
+
+
+class Result(BaseModel):
+    """What the test set showed."""
+
+    last: Measured
+    best: Measured = {}
+    best_epoch: int
+    test_images: Count
+    train_seconds: Annotated[float, Field(gt=1e-9, le=1e12)]
+    propagations: Annotated[float, Field(gt=1e-9, le=1e12)]
+    chance: Share = 0.0
+    timed: bool = True
+    test_sha256: Words = ""
+    weights_sha256: dict[Words, Words] = {}
+    environment: Annotated[dict[Words, Words | None], Field(max_length=100)] = {}
+
+    @model_validator(mode="after")
+    def _clean_and_attacked(self) -> Self:
+        if "clean" not in self.last or len(self.last) < 2:
+            raise ValueError("expected clean and another")
+        if "best" in self.model_fields_set and {*self.best} != {*self.last}:
+            raise ValueError("expected the same in best as in last")
+        return self
+
+
+class _Named(BaseModel):
+    name: Words
+
+
+class _Method(_Named):
+    steps: Whole | None = None
+    m: Whole | None = None
+    n: Whole | None = None
+    grad_at: Words = "after"
+
+
+class _Threat(_Named):
+    eps: Annotated[float, Field(gt=0, le=1e9)]
+
+
+class _Data(_Named):
+    path: Words | None = None
+    root: Words | None = None
+    size: Whole | None = None
+
+
+class _Evaluate(BaseModel):
+    steps: Whole
+
+
+class Config(BaseModel):
+    """The settings."""
+
+    method: _Method
+    threat: _Threat
+    data: _Data
+    model: _Named
+    evaluate: _Evaluate
+    epochs: Count
+    seed: int
+    notes: Text | None = None
+
+
+class Line(BaseModel):
+    """An epoch."""
+
+    epoch: Whole
+    robust: Share | None = None
+    clean: Share | None = None
+    images: Count | None = None
+    train_seconds: Spent | None = None
+    propagations: Spent | None = None
+    collapse: Text = ""
+    action: Words = ""
+
+    @model_validator(mode="after")
+    def _told(self) -> Self:
+        if "collapse" in self.model_fields_set and "action" not in self.model_fields_set:
+            raise ValueError("expected an action beside collapse")
+        return self
