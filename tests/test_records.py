@@ -238,6 +238,10 @@ def test_one_weight_gradient_under_autoattack() -> None:
     parts = told["attacks"]["autoattack"]["after"]
     rest = 100 * (parts["apgd-t"] - parts["square"])
     assert f"the other two took {rest:.2f} points more" in page
+    log = (ROOT / "records/cifar10-fast-h200/last-70-1.0-seed-1/eval.log").read_text()
+    left = [line.split()[-2].rstrip("%") for line in log.splitlines()]
+    words = f"has {left[0]} clean, {left[1]} under PGD-20 and at most {left[-1]} under AutoAttack"
+    assert words in page
 
 
 def test_a_thousand_kills() -> None:
@@ -251,3 +255,15 @@ def test_a_thousand_kills() -> None:
     )
     assert len(found["by_method"]) == 11
     assert words in (ROOT / "records/README.md").read_text()
+
+
+def test_plain_steps_beside_captured_ones() -> None:
+    told = json.loads((ROOT / "records/speed-h200/plain-steps.json").read_text())["milliseconds"]
+    natural, yopo, pgd = (told[name] for name in ("natural", "yopo-5-3", "pgd-10"))
+    words = (
+        f"natural {natural['plain']:.2f} and {natural['captured']:.2f} ms a step without\n"
+        f"and with it, YOPO-5-3 {yopo['plain']:.1f} and {yopo['captured']:.1f} ms, "
+        f"PGD-10 {pgd['plain']:.1f} and {pgd['captured']:.1f} ms"
+    )
+    assert words in (ROOT / "docs/speed.md").read_text()
+    assert all(2 * each["captured"] < each["plain"] for each in told.values())
