@@ -16,7 +16,6 @@ from rich.table import Table
 from yopo.cli.common import nothing_else, say, trust_options
 from yopo.cli.screen import Screen
 from yopo.runs.folder import BEST, CARD, EVALUATION
-from yopo.runs.sections import fraction
 
 if TYPE_CHECKING:
     from yopo import Result
@@ -71,6 +70,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Attack networks on their test sets; write the numbers and the card of each."""
     nothing_else(rest)
     from yopo.runs import evaluating
+    from yopo.runs.sections import fraction
 
     whose: dict[str, Any] = {"trust": args.trust, "model_name": args.model_name}
     whose |= {"weights": args.weights, "eps": args.eps and fraction(args.eps, "--eps")}

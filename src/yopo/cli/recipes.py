@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.table import Table
 
 from yopo.cli.common import nothing_else
-from yopo.runs.recipes import RECIPES
 
 EXAMPLES = ""
 
@@ -18,6 +17,8 @@ def options(_parser: argparse.ArgumentParser) -> None:
 def run(_args: argparse.Namespace, rest: list[str]) -> None:
     """List the recipes."""
     nothing_else(rest)
+    from yopo.runs.recipes import RECIPES
+
     table = Table(box=None, show_header=False)
     for name, (text, _) in RECIPES.items():
         table.add_row(name, text)

@@ -1,6 +1,7 @@
 """`yopo train`."""
 
 import argparse
+from typing import TYPE_CHECKING
 
 import yaml
 from rich.console import Console
@@ -17,7 +18,9 @@ from yopo.cli.training import (
     watched,
 )
 from yopo.runs.folder import read_settings
-from yopo.runs.settings import Config, fields
+
+if TYPE_CHECKING:
+    from yopo.runs.settings import Config
 
 EXAMPLES = """examples:
   yopo train demo --out runs/first
@@ -43,6 +46,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Train one network."""
     if args.settings:
+        from yopo.runs.settings import fields
+
         table = Table("setting", "default", "", box=None)
         for row in fields():
             table.add_row("--" + row[0], row[1], row[2])
@@ -68,7 +73,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
         check_written(args.out)
 
 
-def dry_run(config: Config, device: str | None) -> None:
+def dry_run(config: "Config", device: str | None) -> None:
     """Show the resolved settings, and the cost after a few measured steps."""
     from yopo.runs.api import measure_cost
     from yopo.runs.build import out_of_reach
