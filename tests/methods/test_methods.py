@@ -542,7 +542,8 @@ def test_works_under_no_grad_and_in_bf16_autocast(name: str, batch: Batch) -> No
         assert found.dtype == torch.float32
         return found
 
-    first.kept = images = []
+    images: list[Tensor] = []
+    first.kept = images
     rough = run(cast=True)
     first.kept, first.shown = None, iter(images)
     exact = run(cast=False)
