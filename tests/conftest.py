@@ -1,6 +1,7 @@
 """Networks and batches that the tests share."""
 
 import os
+import random
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a core each; torch reads it when it i
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis.core
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -32,6 +34,18 @@ GPU = [
 ]
 
 
+def _seed() -> None:
+    torch.manual_seed(SEED)
+    random.seed(SEED)
+    np.random.seed(SEED)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """What a file draws as it is imported does not depend on the files before it."""
+    if isinstance(collector, pytest.Module):
+        _seed()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _interrupts_arrive() -> None:
     """A shell's background job, and all that it starts, ignores SIGINT; tests send it."""
@@ -44,7 +58,7 @@ def _float64_and_seed() -> Iterator[None]:
     """The maths is tested in float64, from a fixed seed."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
-    torch.manual_seed(SEED)
+    _seed()
     yield
     torch.set_default_dtype(before)
 

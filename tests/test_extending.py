@@ -16,6 +16,7 @@ import yopo
 from tests.conftest import Batch, bn_convnet, convnet, grads
 from tests.engine.test_engine import Build, compare, several
 from tests.robust import trained
+from tests.tiny import PATIENCE
 from yopo.attacks.names import parse_all
 from yopo.bench.literal import literal_loop
 from yopo.methods import registry
@@ -103,7 +104,9 @@ def test_its_file_is_a_command_line_that_knows_it(tmp_path: Path) -> None:
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
+        )
 
     train = next(line for line in COMMANDS if " train " in line).split()[1:]
     small = ["--epochs", "1", "--eps_warmup", "0", "--schedule.warmup", "0"]

@@ -5,6 +5,7 @@
 
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -134,6 +135,8 @@ def test_the_harness_sees_what_it_is_for(tmp_path: Path, monkeypatch: pytest.Mon
                 fuzzing.ours(lambda: json.loads("{"))
             while what == "time":
                 pass
+            while what == "waiting":
+                time.sleep(1)
             hungry.append(b"x" * (fuzzing.GROWTH + (1 << 20)))
 
         return Reader(file, fuzzing.VALUES, read)
@@ -143,9 +146,10 @@ def test_the_harness_sees_what_it_is_for(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(NoSentence, match="memory grew"):
         attempt(takes("memory"), b"")
     hungry.clear()
-    monkeypatch.setattr(fuzzing, "SECONDS", 0.1)
-    with pytest.raises(Hang):
-        attempt(takes("time"), b"")
+    monkeypatch.setattr(fuzzing, "SECONDS", 0.05)
+    for what in ("time", "waiting"):
+        with pytest.raises(Hang):
+            attempt(takes(what), b"")
     with pytest.raises(NoSentence, match="exit 2"):
         fuzzing.command("report")  # argparse says its usage first
 

@@ -7,6 +7,7 @@ import os
 import random
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,14 @@ def run_until_killed(out: str, over: Tree, steps: int = 0, flushes: int = 0) -> 
 
 
 PATIENCE = 600  # seconds after which a process hangs; a busy machine may need many
+
+
+def wait_until(done: Callable[[], object]) -> None:
+    """Another process does it, sooner or later."""
+    end = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def free_port() -> int:

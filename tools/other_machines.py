@@ -2,7 +2,8 @@
 
 Usage: python -m tools.other_machines                    (the whole suite, eight times)
        python -m tools.other_machines --only generic busy -- tests/runs/test_trainer.py
-What follows `--` goes to pytest. The summary has no path and no name of this machine in it.
+Two processes run the tests. What follows `--` goes to pytest. Each machine gets one line; what
+pytest says of failures is on stderr. There is no path and no name of this machine in the summary.
 """
 
 import argparse
@@ -67,10 +68,9 @@ def main() -> None:
     about |= {"commit": commit(), "cores": os.cpu_count(), "pytest": more}
     results: dict[str, Any] = {}
     for name in options.only:
-        print(f"{name}: …", flush=True)
         results[name] = found = run(MACHINES[name], more)
-        counts = ", ".join(f"{found[key]} {key}" for key in ("passed", "failed", "skipped"))
-        print(f"{name}: {counts} in {found['seconds']} s", *found["failures"], sep="\n  ")
+        counts = f"{found['passed']:5} passed {found['failed']:3} failed {found['seconds']:5} s"
+        print(f"{name:{max(map(len, MACHINES))}} {counts}", flush=True)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(about | {"machines": results}, indent=1) + "\n")
     sys.exit(any(found["failed"] or found["exit"] for found in results.values()))
@@ -82,8 +82,7 @@ def run(machine: Machine, more: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, busy(machine.busy):
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        if machine.threads == 1:  # else one process has both cores
-            command += ["-n", "2", "--dist", "worksteal"]
+        command += ["-n", "2", "--dist", "worksteal"]
         # Code compiled for one machine must not serve another.
         own = {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "compiled")}
         done = subprocess.run(
@@ -100,7 +99,7 @@ def run(machine: Machine, more: list[str]) -> dict[str, Any]:
     failures = [name_of(case) for case in cases if has(case, "failure", "error")]
     skipped = sum(has(case, "skipped") for case in cases)
     if failures:
-        print(done.stdout)
+        print(done.stdout, file=sys.stderr)
     return {
         "environment": machine.variables,
         "busy": machine.busy,

@@ -3,7 +3,6 @@
 import ast
 import io
 import os
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -135,10 +134,8 @@ def test_another_way_would_be_seen(line: str) -> None:
 
 def refused(call: Callable[[], object], *words: str) -> None:
     """At once, with little memory, in a sentence of ours that has these words."""
-    started = time.perf_counter()
     with pytest.raises((ValueError, OSError)) as caught, within(5), little_memory(GROWTH):
         call()
-    assert time.perf_counter() - started < 5
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -90,6 +90,7 @@ def test_start_is_inside_random_and_seeded(
 
 
 def test_start_is_uniform_in_the_ball() -> None:
+    """Each moment to eight standard deviations of its estimate, the last one to five."""
     x = torch.full((20000, 3), 0.5)
     linf = Linf(0.1).start(x)
     assert abs(float(linf.mean())) < 2e-3

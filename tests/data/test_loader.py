@@ -70,6 +70,7 @@ def test_augmentation_equals_slicing_image_by_image(
 
 
 def test_draws_fill_their_ranges_evenly() -> None:
+    """Whole numbers from one seed, the same on every machine."""
     n = 20_000
     numbers = draw(Augment(2, True, 4), n=n, height=5, width=3, seed=0, epoch=0)
     ranges = [range(-2, 3), range(-2, 3), range(2), range(-2, 3), range(-2, 1)]

@@ -526,7 +526,8 @@ def test_argmax_in_half_precision(batch: Batch) -> None:
     x = x.bfloat16()
     PMP(other, LINF, m=1, weights="argmax").backward(x, y, torch.zeros_like(x))
     got, want = grads(other)["2.weight"], grads(net)["2.weight"]
-    assert (got - want).norm() < 0.05 * want.norm()
+    # Two layers round input, weight and output by 2⁻⁸ at most, on both ways.
+    assert (got - want).norm() <= 2 * 3 * 2 * 2**-8 * want.norm()
 
 
 def test_a_loss_of_the_whole_batch_is_refused_in_words(batch: Batch) -> None:

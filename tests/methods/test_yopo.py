@@ -234,7 +234,10 @@ def test_five_lines_train_any_model(
     first_layer: str | None,
     grad_at: GradAt,
 ) -> None:
-    """It learns to classify a few images under attack, sooner or later: when, a seed decides."""
+    """It learns to classify a few images under attack, sooner or later: when, a seed decides.
+
+    In float64, where machines do not differ in that. Of 12 seeds the slowest took 106 steps.
+    """
     y = torch.arange(8) % 4
     x = 0.8 * torch.rand(4, *shape)[y] + 0.2 * torch.rand(8, *shape)
     model = build()

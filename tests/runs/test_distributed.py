@@ -3,7 +3,6 @@
 import copy
 import os
 import signal
-import subprocess
 import sys
 import warnings
 from datetime import timedelta
@@ -13,12 +12,23 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 import yopo
 import yopo.runs.trainer
 from tests.conftest import GPU, assert_same
-from tests.tiny import BASE, PATIENCE, Silent, forkserver, free_port, tiny_data, tiny_trainer
+from tests.tiny import (
+    BASE,
+    PATIENCE,
+    Silent,
+    forkserver,
+    free_port,
+    tiny_data,
+    tiny_trainer,
+    wait_until,
+)
+from yopo.__main__ import main
 from yopo.core import seals, tensor_files
 from yopo.evaluation import suite
 from yopo.runs import distributed, measure
@@ -404,49 +414,47 @@ def count_exchanges(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return counted
 
 
-MEETS = """
-import os, signal, sys
-from datetime import timedelta
-import torch.distributed.distributed_c10d as c10d
-from yopo.__main__ import main
-from yopo.runs import distributed
+def meet(rank: int, killed: int, port: int, folder: Path) -> None:
+    """Train as one of two without torchrun; the one is killed when both have reached the store."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with (folder / f"said by {rank}").open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    real = c10d._new_process_group_helper
 
-def dies(*_, **__):  # it has reached the store, and not the other process
-    os.kill(os.getpid(), signal.SIGKILL)
+    def helper(*args: Any, **kwargs: Any) -> Any:
+        assert kwargs["timeout"] == distributed.MEETING
+        (folder / f"{rank} is there").touch()
+        wait_until((folder / f"{1 - rank} is there").exists)
+        if rank == killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs | {"timeout": timedelta(seconds=1)})
 
-distributed.MEETING = timedelta(seconds=5)
-if os.environ["RANK"] == sys.argv[1]:
-    c10d._new_process_group_helper = dies
-sys.argv = ["yopo", "train", "demo", "--device", "cpu", "--out", sys.argv[2]]
-sys.exit(main())
-"""
+    c10d._new_process_group_helper = helper
+    sys.argv = ["yopo", "train", "demo", "--device", "cpu", "--out", str(folder / "run")]
+    main()
 
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_one_killed_while_they_meet_is_missed(killed: int, tmp_path: Path) -> None:
     """Without torchrun, which would end the other: it ends by itself, and says why."""
-    own = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    words = [sys.executable, "-c", MEETS, str(killed), str(tmp_path / "run")]
-    processes = [
-        subprocess.Popen(
-            words,
-            env=os.environ | own | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    context, port = forkserver(), free_port()
+    pair = [
+        context.Process(target=meet, args=(rank, killed, port, tmp_path), daemon=True)
         for rank in (0, 1)
     ]
-    try:
-        said, _ = processes[1 - killed].communicate(timeout=PATIENCE)
-        assert processes[killed].wait(PATIENCE) == -signal.SIGKILL
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    assert processes[1 - killed].returncode == 2, said
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join(PATIENCE)
+    said = (tmp_path / f"said by {1 - killed}").read_text()
+    assert pair[killed].exitcode == -signal.SIGKILL
+    assert pair[1 - killed].exitcode == 2, said
     assert f"process {1 - killed} cannot reach another one" in " ".join(said.split())
 
 
-def test_meeting_takes_less_than_a_minute_and_waiting_may_take_hours() -> None:
-    assert distributed.MEETING < timedelta(minutes=1) < timedelta(hours=1) < distributed.WAITING
+def test_meeting_takes_as_long_as_a_store_waits_and_waiting_may_take_hours() -> None:
+    store: Any = vars(dist)["HashStore"]()
+    assert store.timeout == distributed.MEETING
+    assert distributed.MEETING < timedelta(hours=1) < distributed.WAITING

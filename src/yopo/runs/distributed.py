@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-MEETING = timedelta(seconds=40)  # for all processes to be there
+MEETING = timedelta(minutes=5)  # for all processes to be there, as a store of torch's waits
 WAITING = timedelta(hours=2)  # while the first one evaluates, which may take long
 
 
@@ -21,8 +21,8 @@ def start(device: torch.device) -> tuple[int, int]:
         cuda = device.type == "cuda"
         if cuda:
             torch.cuda.set_device(device)
-        # torchrun ends the others when one dies; without it, one that dies while they meet would
-        # be waited for as long as everything else is.
+        # torchrun ends the others when one dies; without it (Slurm starts each by itself), one that
+        # dies while they meet would be waited for as long as everything else is.
         dist.init_process_group(
             "nccl" if cuda else "gloo",
             timeout=WAITING if dist.is_torchelastic_launched() else MEETING,
