@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from yopo.evaluation.card import duration
 from yopo.paper.reproduced import summary
 from yopo.report.records import read_runs
 
@@ -78,7 +77,7 @@ def cells(point: Point) -> list[str]:
     return [
         f"{method}, {point.epochs} epochs",
         *shown,
-        duration(point.seconds) + ("" if point.alone else "*"),
+        f"{point.seconds / 60:.1f} min" + ("" if point.alone else "*"),
     ]
 
 

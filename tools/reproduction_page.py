@@ -71,7 +71,7 @@ def _front(found: Sequence[Point]) -> str:
     rows = [p for p in found if p.name in ROWS]
     if not rows:
         return NOT_RUN
-    names = ["CIFAR-10", "clean", "PGD-20", "AutoAttack", "training"]
+    names = ["CIFAR-10", "clean", "PGD-20", "AutoAttack", "training, one H200"]
     told = [] if all(p.alone for p in rows) else ["", f"\\* {COMPUTED}"]
     return "\n".join([*_markdown(names, [front_page.cells(p) for p in rows]), *told])
 
