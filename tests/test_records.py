@@ -194,13 +194,13 @@ def test_the_picture_shows_each_way_to_train() -> None:
 
 
 def test_what_the_results_say_beside_their_tables() -> None:
-    readme = said("docs/results.md")
+    results = said("docs/results.md")
     longer, short = (ROOT / f"records/cifar10-fast-h200/{n}-epochs" for n in (58, 33))
     found = json.loads((longer / "eval.json").read_text())
     clean, worst = found["accuracy"]["clean"], found["worst"]["accuracy"]
-    assert f"ends at {100 * clean:.2f} clean and {100 * worst:.2f} in the worst case" in readme
+    assert f"ends at {100 * clean:.2f} clean and {100 * worst:.2f} in the worst case" in results
     seconds = json.loads((short / "result.json").read_text())["train_seconds"] / 33
-    assert f"With `--epochs 58`, {58 * seconds / 60:.1f} minutes" in readme
+    assert f"With `--epochs 58`, {58 * seconds / 60:.1f} minutes" in results
     table = json.loads((ROOT / "records/reproduction/table2/table2.json").read_text())["rows"]
     control, yopo = (table[row] for row in ("PGD-10 40 epochs", "YOPO-5-3"))
     for attack in ("pgd-20", "cw", "worst case"):
@@ -208,24 +208,24 @@ def test_what_the_results_say_beside_their_tables() -> None:
         assert lead == pytest.approx(0.0125, abs=0.005), "about a point more robust than YOPO-5-3"
     epoch = {row: table[row]["epoch_seconds"] for row in ("PGD-10", "YOPO-5-3", "YOPO-3-5")}
     ratios = [epoch[row] / epoch["PGD-10"] for row in ("YOPO-5-3", "YOPO-3-5")]
-    assert f"takes {ratios[0]:.2f} of PGD-10's time, YOPO-3-5 {ratios[1]:.2f}" in readme
-    assert f"with YOPO's 40 ({40 / 105:.2f} of the time)" in readme
-    assert f"more robust than YOPO-5-3, in {40 / 105:.2f} of its own time" in readme
+    assert f"takes {ratios[0]:.2f} of PGD-10's time, YOPO-3-5 {ratios[1]:.2f}" in results
+    assert f"with YOPO's 40 ({40 / 105:.2f} of the time)" in results
+    assert f"more robust than YOPO-5-3, in {40 / 105:.2f} of its own time" in results
     few, full = (table[row]["time_ratio"] for row in ("YOPO-5-3 36 epochs", "YOPO-5-3"))
-    assert f"in {few:.2f} (36 epochs, as in the released code) to {full:.2f} (40) of its" in readme
+    assert f"in {few:.2f} (36 epochs, as in the released code) to {full:.2f} (40) of its" in results
 
 
 def test_the_verdicts() -> None:
-    readme = said("docs/results.md")
+    results = said("docs/results.md")
     rows: dict[str, Tree] = {}
     for name in ("table1", "table4"):
         file = ROOT / f"records/reproduction/{name}/{name}.json"
         rows |= {f"{name} {k}": v for k, v in json.loads(file.read_text())["rows"].items()}
     yopo, pgd = (rows[f"table1 {row}"] for row in ("YOPO-5-10", "PGD-40"))
-    assert f"as robust as PGD-40, in {yopo['time_ratio']:.2f} of its time" in readme
+    assert f"as robust as PGD-40, in {yopo['time_ratio']:.2f} of its time" in results
     assert yopo["accuracy"]["worst case"]["mean"] >= pgd["accuracy"]["worst case"]["low"]
     small = [rows[f"table1 PGD-{r}"]["train_seconds"] / yopo["train_seconds"] for r in (5, 10)]
-    assert f"in {small[0]:.1f} and {small[1]:.1f} of YOPO-5-10's time" in readme
+    assert f"in {small[0]:.1f} and {small[1]:.1f} of YOPO-5-10's time" in results
     fast, slow = (rows[f"table4 {row}"] for row in ("TRADES-YOPO-3-4", "TRADES-10"))
     clean, worst, pgd_20 = (
         slow["accuracy"][k]["mean"] - fast["accuracy"][k]["mean"]
@@ -235,7 +235,7 @@ def test_the_verdicts() -> None:
     words = (
         f"{100 * worst:.1f} points less robust in the worst case ({100 * pgd_20:.1f} under PGD-20)"
     )
-    assert f"{words}, in {fast['time_ratio']:.2f} of its time" in readme
+    assert f"{words}, in {fast['time_ratio']:.2f} of its time" in results
 
 
 def test_one_weight_gradient_instead_of_m() -> None:
