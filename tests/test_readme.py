@@ -1,5 +1,6 @@
 """README and docs: short, in whole lines, and all that they name is there and works."""
 
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -87,6 +88,16 @@ def test_files_that_a_page_names_are_there(name: str) -> None:
         assert to.is_file(), link
         heads = re.findall(r"(?m)^#+ (.*)$", to.read_text()) if anchor else []
         assert not anchor or anchor in {anchor_of(head) for head in heads}, link
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_python_names_of_a_page_are_there(name: str) -> None:
+    """`yopo.a.b` in sentences, and the imports of its Python."""
+    for path in re.findall(r"`(yopo(?:\.[A-Za-z_]\w*)+)", PAGES[name]):
+        assert pkgutil.resolve_name(path) is not None
+    for block in fenced(PAGES[name], "python"):
+        for line in re.findall(r"(?m)^(?:from|import) yopo.*$", block):
+            exec(line, {})
 
 
 def anchor_of(head: str) -> str:
