@@ -1,4 +1,4 @@
-"""Numbers in the README and the docs are those of the records."""
+"""Numbers in the README and the docs are those of the records; where a line ends says nothing."""
 
 import json
 import re
@@ -19,19 +19,32 @@ from yopo.runs.settings import validate
 ROOT = Path(__file__).parent.parent
 
 
-def test_step_times_in_the_readme() -> None:
+def said(name: str) -> str:
+    """A page without its line ends."""
+    return " ".join((ROOT / name).read_text().split())
+
+
+def lines_of(text: str) -> list[str]:
+    """Rows and list items, each on one line."""
+    return re.sub(r"\n  (?=\S)", " ", text).splitlines()
+
+
+def test_step_times() -> None:
     found = json.loads((ROOT / "records/speed-h200/bench-preactresnet18.json").read_text())
-    readme = (ROOT / "README.md").read_text()
+    results = (ROOT / "docs/results.md").read_text()
     assert len(found["rows"]) >= 6
-    for r in found["rows"]:
-        faster = r["literal"] / r["step"]
+    ratios = [r["literal"] / r["step"] for r in found["rows"]]
+    for r, faster in zip(found["rows"], ratios, strict=True):
         line = f"| {r['method']} | {r['step']:.1f} | {r['literal']:.1f} | {faster:.1f} |"
-        assert line in readme, line
+        assert line in results, line
+    words = f"a step is {min(ratios):.1f} to {max(ratios):.1f} times faster than the same method"
+    assert words in said("README.md")
 
 
 def test_other_peoples_networks() -> None:
     rows = json.loads((ROOT / "records/zoo-cpu/zoo.json").read_text())["networks"]
-    assert f"Tried on {len(rows)} networks" in (ROOT / "README.md").read_text()
+    for name in ("README.md", "docs/results.md"):
+        assert f"Tried on {len(rows)} networks" in said(name)
     assert all(row["agree"] == 1 and row["untouched"] for row in rows.values())
     refused = {name: row["because"] for name, row in rows.items() if not row["trains"]}
     assert list(refused) == ["torchvision:googlenet", "torchvision:inception_v3"]
@@ -39,7 +52,7 @@ def test_other_peoples_networks() -> None:
 
 
 def test_reproduction_is_that_of_the_records() -> None:
-    """docs/reproduction.md, the README's headline and tableN.json, made again from the runs."""
+    """README, its picture, docs/results.md, docs/reproduction.md, tableN.json: made again."""
     for path, text in texts(ROOT).items():
         assert path.read_text() == text, f"{path}: run python tools/reproduction_page.py"
 
@@ -66,7 +79,7 @@ def test_our_recipes_were_run_as_they_are(name: str) -> None:
     for seed, run in enumerate(runs):
         assert trained(run.config) == trained(recipe(name) | {"seed": seed}), run.folder
     results = [run.result or {} for run in runs]
-    lines = (ROOT / "README.md").read_text().splitlines()
+    lines = lines_of((ROOT / "docs/results.md").read_text())
     (line,) = [x for x in lines if x.startswith(f"| `{name}` ({len(runs)} seed")]
     assert line.endswith(f"| {results[0]['train_seconds']:.1f} s |")  # others may have shared a GPU
     whole = sum(v for k, v in results[0].items() if k.endswith("_seconds"))
@@ -90,15 +103,15 @@ def test_time_where_nothing_was_compiled_before() -> None:
     found = json.loads((ROOT / "records/mnist-h200/fast/cold/result.json").read_text())
     whole = sum(v for k, v in found.items() if k.endswith("_seconds"))
     text = f"compiling took {found['warmup_seconds']:.0f} s and all of it {whole:.0f} s"
-    assert text in (ROOT / "README.md").read_text()
+    assert text in said("docs/results.md")
 
 
 def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None:
-    for name in ("README.md", "docs/reproduction.md", "records/speed-h200"):
+    for name in ("README.md", "docs/results.md", "docs/reproduction.md", "records/speed-h200"):
         source = ROOT / name
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if source.is_dir() else shutil.copyfile)(source, tmp_path / name)
-    readme, page = tmp_path / "README.md", tmp_path / "docs" / "reproduction.md"
+    results, page = (tmp_path / "docs" / f"{name}.md" for name in ("results", "reproduction"))
     file = tmp_path / "records/speed-h200/bench-preactresnet18.json"
     bench = json.loads(file.read_text())
     for row in bench["rows"]:
@@ -107,35 +120,87 @@ def test_reproduction_pages_hold_the_numbers_of_the_runs(tmp_path: Path) -> None
     rows = [("table2", "YOPO-5-3 36 epochs", s) for s in (0, 1, 2)] + [("table2", "PGD-10", 0)]
     runs = [put(tmp_path / "records/reproduction" / t, t, row, s) for t, row, s in rows]
     written = texts(tmp_path)
-    for path in (readme, page):
-        lines = written[path].splitlines()
+    for path in (results, page):
+        lines = lines_of(written[path])
         (line,) = [x for x in lines if "YOPO-5-3 36 epochs (3 seeds)" in x]
         values = [100 * run["eval"]["attacks"]["pgd-20"]["accuracy"] for run in runs[:3]]
         assert f"| {sum(values) / 3:.2f} / 44.72 ({min(values):.2f}–{max(values):.2f}) |" in line
         ratio = sum(run["seconds"] for run in runs[:3]) / 3 / runs[3]["seconds"]
         assert line.endswith(f"| {ratio:.2f} |")
-        assert any("PGD-40 (not run)" in x for x in lines) == (path == readme)
+        assert any("PGD-40 (not run)" in x for x in lines) == (path == results)
         assert "Trained on one fast GPU" in written[path]
         part = 70 * 36 / (90 * 105)
-        assert f"YOPO-5-3 36 epochs {part:.2f} (ours {ratio:.2f})" in written[path]
+        assert any(f"YOPO-5-3 36 epochs {part:.2f} (ours {ratio:.2f})" in x for x in lines)
     assert written[page].count("Not run yet.") == 3
     for path, text in written.items():
         path.write_text(text)
     assert texts(tmp_path) == written
     assert json.loads((tmp_path / "records/reproduction/table2/table2.json").read_text())
-    readme.write_text(readme.read_text().replace("<!-- headline -->", ""))
+    results.write_text(results.read_text().replace("<!-- headline -->", ""))
     with pytest.raises(ValueError, match="expected <!-- headline -->"):
         texts(tmp_path)
 
 
-def test_what_the_readme_says_beside_its_tables() -> None:
+def test_the_four_rows_of_the_readme() -> None:
+    """The numbers straight from the files, and what the sentence under them says."""
     readme = (ROOT / "README.md").read_text()
+    runs = ROOT / "records/reproduction/table2"
+    rows = {
+        "PGD-10, 105 epochs": [runs / f"pgd-10-seed-{s}" for s in (0, 1)],
+        "PGD-10, 40 epochs": [runs / "pgd-10-40-epochs-seed-0"],
+        "YOPO-5-3, 36 epochs": [runs / f"yopo-5-3-36-epochs-seed-{s}" for s in (0, 1, 2)],
+        "`cifar10-fast`, 33 epochs": [ROOT / "records/cifar10-fast-h200/33-epochs"],
+    }
+    found = {}
+    for row, folders in rows.items():
+        results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+        shares = [sum(r["last"][a] for r in results) / len(results) for a in ("clean", "pgd-20")]
+        attacked = [e["attacks"] for run in read_runs(folders) for e in run.evaluations.values()]
+        strong = [a["autoattack"]["accuracy"] for a in attacked if "autoattack" in a]
+        (line,) = [x for x in readme.splitlines() if x.startswith(f"| {row} |")]
+        cells = [cell.strip() for cell in line.split("|")[2:-1]]
+        assert [float(c) for c in cells[:2]] == pytest.approx([100 * s for s in shares], abs=0.0501)
+        assert (
+            cells[2] == "–"
+            if not strong
+            else float(cells[2]) == pytest.approx(100 * strong[0], abs=0.0501)
+        )
+        alone = [r["train_seconds"] for r in results if r.get("timed", True)]
+        found[row] = shares[1], sum(alone) / len(alone) if alone else None, cells[3]
+    (_, whole, _), control, (yopo, yopo_time, _), (_, fast_time, _) = found.values()
+    assert control[1] is None
+    assert whole is not None
+    assert yopo_time is not None
+    assert fast_time is not None
+    computed = whole * 40 / 105
+    times = [f"{computed / 60:.1f} min*", f"{yopo_time / 60:.1f} min", f"{fast_time / 60:.1f} min"]
+    assert [told for _, _, told in found.values()] == [f"{whole / 60:.1f} min", *times]
+    assert 100 * (control[0] - yopo) == pytest.approx(1, abs=0.25), "a point more robust"
+    assert computed / yopo_time == pytest.approx(4 / 3, abs=0.05), "takes a third longer"
+    words = "with 40, PGD-10 is a point more robust than YOPO and takes a third longer"
+    assert words in said("README.md")
+
+
+def test_the_picture_shows_each_way_to_train() -> None:
+    """Every row of Table 2 that has a time, and our recipe; nothing left out."""
+    picture = (ROOT / "docs/accuracy-time.svg").read_text()
+    shown = re.findall(r"<circle", picture)
+    table = json.loads((ROOT / "records/reproduction/table2/table2.json").read_text())["rows"]
+    assert len(shown) == len([r for r in table.values() if r]) + 1
+    for name, r in table.items():
+        if r:
+            method = name.replace(" before", " as released").replace(f" {r['epochs']} epochs", "")
+            assert f">{method} ({r['epochs']})</text>" in picture
+
+
+def test_what_the_results_say_beside_their_tables() -> None:
+    results = said("docs/results.md")
     longer, short = (ROOT / f"records/cifar10-fast-h200/{n}-epochs" for n in (58, 33))
     found = json.loads((longer / "eval.json").read_text())
     clean, worst = found["accuracy"]["clean"], found["worst"]["accuracy"]
-    assert f"ends at {100 * clean:.2f} clean and {100 * worst:.2f} in the worst case" in readme
+    assert f"ends at {100 * clean:.2f} clean and {100 * worst:.2f} in the worst case" in results
     seconds = json.loads((short / "result.json").read_text())["train_seconds"] / 33
-    assert f"With `--epochs 58`, {58 * seconds / 60:.1f} minutes" in readme
+    assert f"With `--epochs 58`, {58 * seconds / 60:.1f} minutes" in results
     table = json.loads((ROOT / "records/reproduction/table2/table2.json").read_text())["rows"]
     control, yopo = (table[row] for row in ("PGD-10 40 epochs", "YOPO-5-3"))
     for attack in ("pgd-20", "cw", "worst case"):
@@ -143,23 +208,24 @@ def test_what_the_readme_says_beside_its_tables() -> None:
         assert lead == pytest.approx(0.0125, abs=0.005), "about a point more robust than YOPO-5-3"
     epoch = {row: table[row]["epoch_seconds"] for row in ("PGD-10", "YOPO-5-3", "YOPO-3-5")}
     ratios = [epoch[row] / epoch["PGD-10"] for row in ("YOPO-5-3", "YOPO-3-5")]
-    assert f"takes {ratios[0]:.2f} of PGD-10's time, YOPO-3-5 {ratios[1]:.2f}" in readme
-    assert f"with YOPO's 40 ({40 / 105:.2f} of the time)" in readme
+    assert f"takes {ratios[0]:.2f} of PGD-10's time, YOPO-3-5 {ratios[1]:.2f}" in results
+    assert f"with YOPO's 40 ({40 / 105:.2f} of the time)" in results
+    assert f"more robust than YOPO-5-3, in {40 / 105:.2f} of its own time" in results
     few, full = (table[row]["time_ratio"] for row in ("YOPO-5-3 36 epochs", "YOPO-5-3"))
-    assert f"in {few:.2f} (36 epochs, as in the released code) to {full:.2f} (40) of its" in readme
+    assert f"in {few:.2f} (36 epochs, as in the released code) to {full:.2f} (40) of its" in results
 
 
-def test_the_verdicts_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_verdicts() -> None:
+    results = said("docs/results.md")
     rows: dict[str, Tree] = {}
     for name in ("table1", "table4"):
         file = ROOT / f"records/reproduction/{name}/{name}.json"
         rows |= {f"{name} {k}": v for k, v in json.loads(file.read_text())["rows"].items()}
     yopo, pgd = (rows[f"table1 {row}"] for row in ("YOPO-5-10", "PGD-40"))
-    assert f"as robust as PGD-40, in {yopo['time_ratio']:.2f} of its time" in readme
+    assert f"as robust as PGD-40, in {yopo['time_ratio']:.2f} of its time" in results
     assert yopo["accuracy"]["worst case"]["mean"] >= pgd["accuracy"]["worst case"]["low"]
     small = [rows[f"table1 PGD-{r}"]["train_seconds"] / yopo["train_seconds"] for r in (5, 10)]
-    assert f"in {small[0]:.1f} and {small[1]:.1f} of YOPO-5-10's time" in readme
+    assert f"in {small[0]:.1f} and {small[1]:.1f} of YOPO-5-10's time" in results
     fast, slow = (rows[f"table4 {row}"] for row in ("TRADES-YOPO-3-4", "TRADES-10"))
     clean, worst, pgd_20 = (
         slow["accuracy"][k]["mean"] - fast["accuracy"][k]["mean"]
@@ -169,11 +235,11 @@ def test_the_verdicts_in_the_readme() -> None:
     words = (
         f"{100 * worst:.1f} points less robust in the worst case ({100 * pgd_20:.1f} under PGD-20)"
     )
-    assert f"{words}, in {fast['time_ratio']:.2f} of its time" in readme
+    assert f"{words}, in {fast['time_ratio']:.2f} of its time" in results
 
 
 def test_one_weight_gradient_instead_of_m() -> None:
-    page = (ROOT / "docs/reproduction.md").read_text()
+    page, told = (ROOT / "docs/reproduction.md").read_text(), said("docs/reproduction.md")
     worst: dict[tuple[str, str], float] = {}
     folders = sorted((ROOT / "records/equal-cost-cpu").glob("*-seed-0/*"))
     assert len(folders) == 8
@@ -191,12 +257,12 @@ def test_one_weight_gradient_instead_of_m() -> None:
         assert line in page, line
     paper = worst["affine", "yopo-3-5"]
     more = worst["epochs", "yopo-3-5-last"] - paper
-    assert f"is {more:.1f} points more robust in as many" in (ROOT / "README.md").read_text()
-    assert f"is {worst['affine', 'yopo-3-5-last'] - paper:.1f} points more robust" in page
+    assert f"is {more:.1f} points more robust in as many" in said("docs/results.md")
+    assert f"is {worst['affine', 'yopo-3-5-last'] - paper:.1f} points more robust" in told
 
 
 def test_one_weight_gradient_on_cifar10() -> None:
-    page, readme = ((ROOT / name).read_text() for name in ("docs/reproduction.md", "README.md"))
+    page, results = said("docs/reproduction.md"), said("docs/results.md")
     found = {}
     for name in ("last-40", "33", "58"):
         (run,) = read_runs([ROOT / f"records/cifar10-fast-h200/{name}-epochs"])
@@ -213,13 +279,14 @@ def test_one_weight_gradient_on_cifar10() -> None:
     gain, loss = last[1] - same[1], same[0] - last[0]
     words = f"{gain:.1f} points more robust and {loss:.1f} less accurate on clean images"
     assert words in page
-    assert words.replace(" and", " under PGD-20 and") in readme
+    assert words.replace(" and", " under PGD-20 and") in results
+    assert f"in `cifar10-fast` {loss:.1f} points less accurate on clean images" in results
     cost, behind = longer[2] / last[2], longer[0] - last[0]
     assert f"for {cost:.1f} times the cost, but then {behind:.1f} points less accurate" in page
 
 
 def test_one_weight_gradient_under_autoattack() -> None:
-    page = (ROOT / "docs/reproduction.md").read_text()
+    page, results = said("docs/reproduction.md"), said("docs/results.md")
     found = []
     for name in ("m-58", "last-70-1.0", "last-70-1.25"):
         (run,) = read_runs([ROOT / f"records/cifar10-fast-h200/{name}"])
@@ -232,7 +299,12 @@ def test_one_weight_gradient_under_autoattack() -> None:
         cells += [f"{run.result['propagations']:.1f}", f"{clean:.2f}", f"{pgd:.2f}"]
         assert f"| {' | '.join(map(str, cells))} | {', '.join(strong)} | {worst:.2f} |" in page
         found.append((clean, worst))
-    (clean_m, worst_m), (clean, worst), _ = found
+    (clean_m, worst_m), (clean, worst), (_, closest) = found
+    assert run.result
+    seconds = f"{run.result['train_seconds']:.0f} s"
+    assert closest < 50.5
+    assert f"was not reached; {closest:.2f}% in {seconds} is the closest" in results
+    assert f"Training took {seconds} in the last row" in page
     assert f"{clean - clean_m:.1f} points more accurate on clean images" in page
     assert f"{worst - worst_m:.1f} more robust (one seed each" in page
     parts = told["attacks"]["autoattack"]["after"]
@@ -261,9 +333,9 @@ def test_plain_steps_beside_captured_ones() -> None:
     told = json.loads((ROOT / "records/speed-h200/plain-steps.json").read_text())["milliseconds"]
     natural, yopo, pgd = (told[name] for name in ("natural", "yopo-5-3", "pgd-10"))
     words = (
-        f"natural {natural['plain']:.2f} and {natural['captured']:.2f} ms a step without\n"
+        f"natural {natural['plain']:.2f} and {natural['captured']:.2f} ms a step without "
         f"and with it, YOPO-5-3 {yopo['plain']:.1f} and {yopo['captured']:.1f} ms, "
         f"PGD-10 {pgd['plain']:.1f} and {pgd['captured']:.1f} ms"
     )
-    assert words in (ROOT / "docs/speed.md").read_text()
+    assert words in said("docs/speed.md")
     assert all(2 * each["captured"] < each["plain"] for each in told.values())

@@ -1,18 +1,22 @@
-"""Write the tables of docs/reproduction.md and of the README from the runs in records/.
+"""Write what README, docs/results.md and docs/reproduction.md say of the runs in records/.
 
 Usage: python tools/keep_runs.py runs/table2 records/reproduction
        yopo reproduce figures --show --out records/reproduction
        python tools/reproduction_page.py
-Whatever stands between <!-- table1 --> and <!-- /table1 --> is replaced, and tableN.json is written
-beside the runs. tests/test_records.py does the same and compares.
+Whatever stands between <!-- table1 --> and <!-- /table1 --> is replaced, tableN.json is written
+beside the runs, and the README's picture is drawn. tests/test_records.py does the same, and
+compares.
 """
 
 import json
 import re
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
+from tools import front_page
+from tools.front_page import COMPUTED, FAST, FAST_RUN, ROWS, Point
 from yopo.evaluation.card import duration
 from yopo.paper.reproduced import WORST, Summary, summary
 from yopo.paper.reproduction import TABLES
@@ -35,14 +39,15 @@ FIGURES = {
 }
 RECIPES = {  # the runs of each, one a seed
     "mnist-fast": "records/mnist-h200/fast/seed-*",
-    "cifar10-fast": "records/cifar10-fast-h200/33-epochs",
+    FAST: FAST_RUN,
 }
 PARTS = tuple(f"{p}_seconds" for p in ("train", "evaluate", "test", "prepare", "warmup"))
 
 
 def texts(root: Path = ROOT) -> dict[Path, str]:
     """What each file should hold."""
-    page, readme = root / "docs" / "reproduction.md", root / "README.md"
+    docs, readme = root / "docs", root / "README.md"
+    page, results = docs / "reproduction.md", docs / "results.md"
     text, found = page.read_text(), {}
     for name in TABLES:
         table = _summary(root, name)
@@ -50,8 +55,25 @@ def texts(root: Path = ROOT) -> dict[Path, str]:
         if any(table["rows"].values()):
             file = root / "records" / "reproduction" / name / f"{name}.json"
             found[file] = json.dumps(table, indent=1, ensure_ascii=False) + "\n"
-    front = _put(readme.read_text(), "headline", _headline(root))
-    return {page: text, readme: _put(front, "recipes", _recipes(root)), **found}
+    points = list(front_page.points(root))
+    short = _put(results.read_text(), "headline", _headline(root))
+    return {
+        readme: _put(readme.read_text(), "front", _front(points)),
+        docs / "accuracy-time.svg": front_page.picture(points),
+        results: _put(short, "recipes", _recipes(root)),
+        page: text,
+        **found,
+    }
+
+
+def _front(found: Sequence[Point]) -> str:
+    """The README's four rows."""
+    rows = [p for p in found if p.name in ROWS]
+    if not rows:
+        return NOT_RUN
+    names = ["CIFAR-10", "clean", "PGD-20", "AutoAttack", "training, one H200"]
+    told = [] if all(p.alone for p in rows) else ["", f"\\* {COMPUTED}"]
+    return "\n".join([*_markdown(names, [front_page.cells(p) for p in rows]), *told])
 
 
 def _summary(root: Path, name: str, rows: Sequence[str] | None = None) -> Summary:
@@ -106,7 +128,7 @@ def _headline(root: Path) -> str:
     for data, figure in reversed(FIGURES.items()):
         if (root / figure).is_file():
             alt = f"{data}: held-out accuracy against training time"
-            lines = [f"![{alt}]({figure})", "", *lines]
+            lines = [f"![{alt}](../{figure})", "", *lines]
     return "\n".join([*lines, "", *_list(told)])
 
 
@@ -185,7 +207,9 @@ def _markdown(names: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]
 
 
 def _list(sentences: Sequence[str]) -> list[str]:
-    return [f"- {sentence}" for sentence in sentences]
+    wrap = textwrap.TextWrapper(120, break_long_words=False, break_on_hyphens=False)
+    wrap.subsequent_indent = "  "
+    return [line for sentence in sentences for line in wrap.wrap(f"- {sentence}")]
 
 
 if __name__ == "__main__":
