@@ -134,6 +134,8 @@ def train_run(
     trainer = Trainer(config, _data(config), out, watch, chosen)
 
     def ask() -> None:
+        if not trainer.stop:  # the batch of an attack may take a while
+            watch.say("stopping when this batch is done; Ctrl-C again leaves at once")
         trainer.stop = True
 
     with alone_in(out) if trainer.learner.rank == 0 else nullcontext():
