@@ -4,6 +4,11 @@ import argparse
 import importlib.util
 import os
 import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -37,6 +42,10 @@ class Terminal(Console):
         """All words pass through here, those in tables too."""
         return super().render_str(clean(text), **options)
 
+    def say(self, text: str) -> None:
+        """Print a line, on a terminal with its breaks between words."""
+        self.print(text, soft_wrap=not self.is_terminal)
+
 
 def say(words: object) -> None:
     """Print a line in which names from files are names."""
@@ -46,6 +55,28 @@ def say(words: object) -> None:
 def clean(text: str) -> str:
     """With what would steer a terminal, or turn the order of letters, written out."""
     return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """While torch is imported, which takes seconds: Ctrl-C leaves at once.
+
+    As an exception it could come up in the midst of a package's own code, which may hold it for a
+    fault of its own, or swallow it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        os.write(2, b"interrupted; nothing was begun\n")
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def rank() -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from yopo.cli.common import nothing_else, say, trust_options
+from yopo.cli.common import loading, nothing_else, say, trust_options
 from yopo.cli.screen import Screen
 from yopo.runs.folder import BEST, CARD, EVALUATION
 
@@ -69,8 +69,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Attack networks on their test sets; write the numbers and the card of each."""
     nothing_else(rest)
-    from yopo.runs import evaluating
-    from yopo.runs.sections import fraction
+    with loading():
+        from yopo.runs import evaluating
+        from yopo.runs.sections import fraction
 
     whose: dict[str, Any] = {"trust": args.trust, "model_name": args.model_name}
     whose |= {"weights": args.weights, "eps": args.eps and fraction(args.eps, "--eps")}

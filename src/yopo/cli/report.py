@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from yopo.cli.common import check_drawing, nothing_else, pages, say
+from yopo.cli.common import check_drawing, loading, nothing_else, pages, say
 
 if TYPE_CHECKING:
     from yopo.report.pictures import Strip
@@ -31,14 +31,15 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Read the runs, write the page."""
     nothing_else(rest)
-    from yopo.core import files
-    from yopo.paper.beside import beside
-    from yopo.paper.reproduction import TABLES
-    from yopo.report.curves import save_figures
-    from yopo.report.headline import headline
-    from yopo.report.page import page
-    from yopo.report.records import read_runs
-    from yopo.report.words import notes
+    with loading():
+        from yopo.core import files
+        from yopo.paper.beside import beside
+        from yopo.paper.reproduction import TABLES
+        from yopo.report.curves import save_figures
+        from yopo.report.headline import headline
+        from yopo.report.page import page
+        from yopo.report.records import read_runs
+        from yopo.report.words import notes
 
     if args.paper is not None and args.paper not in TABLES:
         raise ValueError(f"expected --paper {', '.join(TABLES)}, got {args.paper!r}")

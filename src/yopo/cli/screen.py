@@ -66,7 +66,7 @@ class Screen:
     def say(self, text: str) -> None:
         """Print a line."""
         self._said = time.monotonic()
-        self.console.print(text, soft_wrap=not self.console.is_terminal)
+        self.console.say(text)
 
     def step(self, epoch: int, step: int, steps: int, note: str) -> None:
         """A step of a training is done."""

@@ -144,6 +144,7 @@ def train_run(
             watch.say(f"going on from epoch {p.epoch + 1}, step {p.step}")
         elif resume:
             watch.say(f"nothing to resume in {out}; starting")
+        watch.say(trainer.about())
         if (weak := out_of_reach(config)) is not None:
             watch.say(f"{name or config.method.name}: {weak}")
         with stopped_by_signals(ask):

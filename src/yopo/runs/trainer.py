@@ -70,6 +70,16 @@ class Trainer:
         )
         self.seconds = {"warmup_seconds": 0.0, "prepare_seconds": time.perf_counter() - began}
 
+    def about(self) -> str:
+        """The data, the network and the device, in a sentence."""
+        images = self.images
+        weights = sum(p.numel() for p in self.learner.model.parameters())
+        kept = f"{len(images.held[0]):,} held out, {len(images.test[0]):,} to test"
+        where = hardware(self.learner.device)
+        text = f"{len(images.train[0]):,} training images of {images.classes} classes, {kept}; "
+        text += f"{weights:,} parameters; {where}"
+        return text + ("; compiling first" if self.learner.engine else "")
+
     def resume(self) -> bool:
         """Go on from the newest sound checkpoint in the folder; say whether there was one."""
         return self.keeper.resume()
