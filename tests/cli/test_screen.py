@@ -5,7 +5,9 @@ import re
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
+from yopo.cli.common import fitted
 from yopo.cli.screen import Screen
 
 
@@ -95,3 +97,21 @@ def test_words_stay_whole_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None
     lines = file.getvalue().splitlines()
     assert len(lines) == 2
     assert " ".join(line.strip() for line in lines) == f"{words} (rollback 1 of 5)"
+
+
+@pytest.mark.parametrize("width", [80, 60, 30])
+def test_tables_have_no_break_inside_a_word(width: int) -> None:
+    def table() -> Table:
+        made = Table(caption="training: time spent processing batches")
+        for name in ("run", "training", "propagations", "clean", "pgd-20", "worst case"):
+            made.add_column(name, overflow="fold")
+        made.add_row("first (YOPO-5-3)", "4.4 min", "455", "85.74%", "42.27%", "41.66%")
+        return made
+
+    def words(wide: int, shown: Table) -> list[str]:
+        file = io.StringIO()
+        Console(file=file, width=wide).print(shown)
+        assert max(map(len, file.getvalue().splitlines())) <= wide
+        return sorted(set(re.findall(r"[\w%().-]+", file.getvalue())))
+
+    assert words(width, fitted(table(), width)) == words(200, table())

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 STEERING = re.compile(
@@ -90,6 +91,25 @@ def pages() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Terminal(width=160)
     return console
+
+
+def fitted(table: Table, width: int) -> Table:
+    """The table with whole words: where they do not fit side by side, a line for each cell."""
+    names = [str(column.header) for column in table.columns]
+    cells = [[str(cell) for cell in column.cells] for column in table.columns]
+    for column, name, below in zip(table.columns, names, cells, strict=True):
+        column.min_width = max(map(len, " ".join([name, *below]).split()), default=0)
+    borders = 3 * len(names) + 1
+    if sum(column.min_width or 0 for column in table.columns) + borders <= width:
+        return table
+    tall = Table(title=table.title, caption=table.caption, show_header=False)
+    tall.add_column(no_wrap=True)
+    tall.add_column(overflow="fold")
+    for row in zip(*cells, strict=True):
+        for name, cell in zip(names, row, strict=True):
+            tall.add_row(name, cell)
+        tall.add_section()
+    return tall
 
 
 def can_draw() -> bool:

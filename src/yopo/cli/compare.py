@@ -3,7 +3,7 @@
 import argparse
 from contextlib import AbstractContextManager
 
-from yopo.cli.common import Terminal, loading
+from yopo.cli.common import Terminal, fitted, loading
 from yopo.cli.log import steady
 from yopo.cli.screen import Screen
 from yopo.cli.training import (
@@ -62,6 +62,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
 
     results = compare_runs(configs, args.out, resume=args.resume, device=args.device, watch=watch)
     if all(results.values()):  # in the first process
-        Terminal().print(result_table(results))
+        console = Terminal()
+        console.print(fitted(result_table(results), console.width))
         print(f"runs: {args.out}")
         check_written(*(args.out / name for name in results))

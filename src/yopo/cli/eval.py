@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from yopo.cli.common import loading, nothing_else, say, trust_options
+from yopo.cli.common import fitted, loading, nothing_else, say, trust_options
 from yopo.cli.screen import Screen
 from yopo.runs.folder import BEST, CARD, EVALUATION
 
@@ -105,7 +105,7 @@ def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401
 
     def show(result: "Result") -> None:
         screen.bars.stop()
-        screen.console.print(result_table(result))
+        screen.console.print(fitted(result_table(result), screen.console.width))
         for warning in result.warnings:
             screen.say(f"warning ({warning.code}): {warning.text}")
 

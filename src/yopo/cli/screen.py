@@ -63,10 +63,13 @@ class Screen:
         self._said = time.monotonic()
         self._tracker: Any = None
 
-    def say(self, text: str) -> None:
-        """Print a line."""
+    def say(self, text: str, *, words: bool = True) -> None:
+        """Print a line; one whose `words` are to be copied has its breaks from the terminal."""
         self._said = time.monotonic()
-        self.console.say(text)
+        if words:
+            self.console.say(text)
+        else:
+            self.console.print(text, soft_wrap=True)
 
     def step(self, epoch: int, step: int, steps: int, note: str) -> None:
         """A step of a training is done."""

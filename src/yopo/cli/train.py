@@ -7,7 +7,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import Terminal, loading
+from yopo.cli.common import Terminal, fitted, loading
 from yopo.cli.log import steady
 from yopo.cli.training import (
     as_written,
@@ -75,7 +75,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     with watched(name, config.epochs, args.out, track=args.track) as screen:
         result = train_run(config, args.out, resume=args.resume, device=args.device, watch=screen)
     if result:  # in the first process
-        Terminal().print(result_table({name: result}))
+        console = Terminal()
+        console.print(fitted(result_table({name: result}), console.width))
         print(f"run: {args.out}")
         check_written(args.out)
 

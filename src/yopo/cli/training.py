@@ -114,7 +114,7 @@ def watched(title: str, epochs: int, out: Path, *, track: str | None = None) -> 
         done = "stopped and saved" if stop.saved else "stopped; the last checkpoint is an older one"
         if is_finished(out):
             done = "stopped; this run is finished"
-        screen.say(f"{done}. To go on: {same_command()}")
+        screen.say(f"{done}. To go on: {same_command()}", words=False)
         sys.exit(130)
     finally:
         screen.close()
