@@ -68,6 +68,9 @@ class Silent:
     def step(self, epoch: int, step: int, steps: int, note: str) -> None:
         pass
 
+    def attack(self, name: str, part: float, accuracy: float) -> None:
+        pass
+
     def epoch(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
 

@@ -9,6 +9,8 @@ def main() -> None:
         from yopo import cli
 
         words = cli.parsed()
+    except KeyboardInterrupt:  # nothing is begun yet
+        sys.exit(130)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] in ("yopo", "torch"):
             raise

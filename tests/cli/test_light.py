@@ -1,7 +1,9 @@
 """Help, and what needs no network, answer without torch."""
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,12 +20,12 @@ finally:
     heavy = {"torch", "numpy", "matplotlib", "yopo.runs.api"} & sys.modules.keys()
     print("loaded:", *sorted(heavy))
 """
-# Recipes and settings are read off the methods' signatures, and `reproduce` has recipes for rows.
 WORDS = [
     ["--help"],
     ["--version"],
     ["trian", "demo"],
-    *([name, "--help"] for name in cli.COMMANDS if name != "reproduce"),
+    ["recipes"],
+    *([name, "--help"] for name in cli.COMMANDS if name != "reproduce"),  # it has recipes for rows
 ]
 
 
@@ -38,6 +40,50 @@ def test_it_loads_no_torch(words: list[str]) -> None:
 def test_no_command_makes_up_the_arguments_of_another() -> None:
     for file in Path(cli.__file__).parent.glob("*.py"):
         assert "Namespace(" not in file.read_text(encoding="utf-8"), file
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (
+            ["train", "demo", "--method.n", "2", "--epochs", "1"],
+            "train demo: YOPO-3-2, L∞ eps 0.3, mnist-subset, smallcnn, 1 epoch; into",
+        ),
+        (
+            ["train", "cifar10-fast", "--method.name", "pgd", "--method.steps", "7"],
+            "train cifar10-fast: PGD-7, L∞ eps 8/255, cifar10, preactresnet18, 33 epochs; into",
+        ),
+        (
+            ["compare", "demo", "--methods", "natural,pgd-3"],
+            "compare demo: natural,pgd-3, L∞ eps 0.3, mnist-subset, smallcnn, 7 epochs; into",
+        ),
+    ],
+)
+def test_the_first_line_does_not_wait_for_torch(
+    words: list[str], shown: str, tmp_path: Path
+) -> None:
+    code = CODE.replace("import sys", "import sys; sys.modules['torch'] = None", 1)
+    command = [sys.executable, "-c", code, *words, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.startswith(shown)
+    assert "torch" in done.stderr
+
+
+@pytest.mark.parametrize("after", [0.0, 0.1, 0.4])
+def test_ctrl_c_while_torch_is_loaded_is_no_traceback(after: float, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CODE, "train", "demo", "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=0
+    )
+    assert process.stdout
+    assert process.stdout.readline().startswith("train demo: YOPO-3-5")
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert errors.startswith("interrupted")
+    assert len(errors.splitlines()) == 1
+    assert process.returncode == 130
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_trains_does_load_it() -> None:

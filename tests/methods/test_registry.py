@@ -71,6 +71,7 @@ def test_another_versions_method_has_a_label_too() -> None:
 
 def test_examples_in_a_sentence_are_specs_with_their_defaults() -> None:
     for entry in ENTRIES.values():
+        entry.check()
         found, given = read(entry.example)
         assert found is entry
         assert given == {k: entry.parameters[k].default for k in given}

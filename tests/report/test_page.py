@@ -580,6 +580,7 @@ def test_the_trainings_own_pgd_does_not_stand_beside_an_evaluations(tmp_path: Pa
     shown = {c.header: list(c.cells) for c in summary([one, two]).columns}
     assert shown["pgd-3"] == [f"{100 * found['attacks']['pgd-3']['accuracy']:.2f}%", "–"]
     assert shown["own pgd-3"] == ["–", own]
+    assert shown["worst case"] == [f"{100 * found['worst']['accuracy']:.2f}%", "–"]
     alone = {c.header: list(c.cells) for c in summary([two]).columns}["pgd-3"]
     assert alone == [own]
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import check_drawing, nothing_else
+from yopo.cli.common import check_drawing, loading, nothing_else
 
 WIDE = 140  # columns of a terminal that the whole table needs
 
@@ -39,10 +39,11 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Measure, print, write."""
     nothing_else(rest)
-    import torch
+    with loading():
+        import torch
 
-    from yopo.bench.bench import SETTINGS, bench
-    from yopo.runs.distributed import pick_device
+        from yopo.bench.bench import SETTINGS, bench
+        from yopo.runs.distributed import pick_device
     from yopo.runs.recipes import method_tree
 
     if args.model not in SETTINGS:

@@ -4,9 +4,15 @@ import argparse
 import importlib.util
 import os
 import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 STEERING = re.compile(
@@ -37,6 +43,10 @@ class Terminal(Console):
         """All words pass through here, those in tables too."""
         return super().render_str(clean(text), **options)
 
+    def say(self, text: str) -> None:
+        """Print a line, on a terminal with its breaks between words."""
+        self.print(text, soft_wrap=not self.is_terminal)
+
 
 def say(words: object) -> None:
     """Print a line in which names from files are names."""
@@ -46,6 +56,28 @@ def say(words: object) -> None:
 def clean(text: str) -> str:
     """With what would steer a terminal, or turn the order of letters, written out."""
     return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """While torch is imported, which takes seconds: Ctrl-C leaves at once.
+
+    As an exception it could come up in the midst of a package's own code, which may hold it for a
+    fault of its own, or swallow it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(_number: int, _frame: FrameType | None) -> None:
+        os.write(2, b"interrupted; nothing was begun\n")
+        os._exit(130)
+
+    before = signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def rank() -> int:
@@ -59,6 +91,25 @@ def pages() -> Console:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Terminal(width=160)
     return console
+
+
+def fitted(table: Table, width: int) -> Table:
+    """The table with whole words: where they do not fit side by side, a line for each cell."""
+    names = [str(column.header) for column in table.columns]
+    cells = [[str(cell) for cell in column.cells] for column in table.columns]
+    for column, name, below in zip(table.columns, names, cells, strict=True):
+        column.min_width = max(map(len, " ".join([name, *below]).split()), default=0)
+    borders = 3 * len(names) + 1
+    if sum(column.min_width or 0 for column in table.columns) + borders <= width:
+        return table
+    tall = Table(title=table.title, caption=table.caption, show_header=False)
+    tall.add_column(no_wrap=True)
+    tall.add_column(overflow="fold")
+    for row in zip(*cells, strict=True):
+        for name, cell in zip(names, row, strict=True):
+            tall.add_row(name, cell)
+        tall.add_section()
+    return tall
 
 
 def can_draw() -> bool:

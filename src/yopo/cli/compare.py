@@ -3,11 +3,13 @@
 import argparse
 from contextlib import AbstractContextManager
 
-from yopo.cli.common import Terminal
+from yopo.cli.common import Terminal, fitted, loading
 from yopo.cli.log import steady
 from yopo.cli.screen import Screen
 from yopo.cli.training import (
+    as_written,
     check_written,
+    first_line,
     lost_others_are_named,
     result_table,
     run_options,
@@ -41,12 +43,16 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Train with several methods; the same network, data, seed and clock for each."""
     if args.out is None:
         raise ValueError("expected a folder for the runs: --out DIR")
-    from yopo.runs.api import compare_runs, method_configs
+    typed = settings_typed(rest)
+    written = as_written(args.recipe, args.config, typed)
+    first_line(f"compare {args.recipe}", written, args.out, methods=args.methods)
+    with loading():
+        from yopo.runs.api import compare_runs, method_configs
 
     configs = method_configs(
         args.recipe,
         [spec.strip() for spec in args.methods.split(",")],
-        settings_typed(rest),
+        typed,
         under=read_settings(args.config) if args.config else None,
         most=args.propagations,
     )
@@ -56,6 +62,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
 
     results = compare_runs(configs, args.out, resume=args.resume, device=args.device, watch=watch)
     if all(results.values()):  # in the first process
-        Terminal().print(result_table(results))
+        console = Terminal()
+        console.print(fitted(result_table(results), console.width))
         print(f"runs: {args.out}")
         check_written(*(args.out / name for name in results))

@@ -9,6 +9,7 @@ from rich.table import Table
 from yopo.cli.common import (
     Terminal,
     can_draw,
+    loading,
     nothing_else,
     say,
     trust_options,
@@ -36,8 +37,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Study one network."""
     nothing_else(rest)
-    from yopo.core import files
-    from yopo.runs.diagnosing import diagnose_run
+    with loading():
+        from yopo.core import files
+        from yopo.runs.diagnosing import diagnose_run
 
     found = diagnose_run(
         args.run,

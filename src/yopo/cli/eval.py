@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from yopo.cli.common import nothing_else, say, trust_options
+from yopo.cli.common import fitted, loading, nothing_else, say, trust_options
 from yopo.cli.screen import Screen
 from yopo.runs.folder import BEST, CARD, EVALUATION
 
@@ -69,8 +69,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Attack networks on their test sets; write the numbers and the card of each."""
     nothing_else(rest)
-    from yopo.runs import evaluating
-    from yopo.runs.sections import fraction
+    with loading():
+        from yopo.runs import evaluating
+        from yopo.runs.sections import fraction
 
     whose: dict[str, Any] = {"trust": args.trust, "model_name": args.model_name}
     whose |= {"weights": args.weights, "eps": args.eps and fraction(args.eps, "--eps")}
@@ -104,7 +105,7 @@ def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401
 
     def show(result: "Result") -> None:
         screen.bars.stop()
-        screen.console.print(result_table(result))
+        screen.console.print(fitted(result_table(result), screen.console.width))
         for warning in result.warnings:
             screen.say(f"warning ({warning.code}): {warning.text}")
 

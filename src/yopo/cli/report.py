@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from yopo.cli.common import check_drawing, nothing_else, pages, say
+from yopo.cli.common import check_drawing, fitted, loading, nothing_else, pages, say
 
 if TYPE_CHECKING:
     from yopo.report.pictures import Strip
@@ -31,14 +31,15 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Read the runs, write the page."""
     nothing_else(rest)
-    from yopo.core import files
-    from yopo.paper.beside import beside
-    from yopo.paper.reproduction import TABLES
-    from yopo.report.curves import save_figures
-    from yopo.report.headline import headline
-    from yopo.report.page import page
-    from yopo.report.records import read_runs
-    from yopo.report.words import notes
+    with loading():
+        from yopo.core import files
+        from yopo.paper.beside import beside
+        from yopo.paper.reproduction import TABLES
+        from yopo.report.curves import save_figures
+        from yopo.report.headline import headline
+        from yopo.report.page import page
+        from yopo.report.records import read_runs
+        from yopo.report.words import notes
 
     if args.paper is not None and args.paper not in TABLES:
         raise ValueError(f"expected --paper {', '.join(TABLES)}, got {args.paper!r}")
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     text = page(runs, strips, beside(runs, args.paper) if args.paper else None)
     files.write_text(args.out, text.encode(errors="replace").decode())  # names of no UTF-8
     console = pages()
-    console.print(summary(runs))
+    console.print(fitted(summary(runs), console.width))
     for sentence in headline(runs):
         console.print(f"- {sentence}", soft_wrap=True)
     say(f"report: {args.out}")
@@ -81,7 +82,8 @@ def summary(runs: "Sequence[Run]") -> Table:
             about = e["about"]
             which = common[0] if common else evaluated_weights(run, e)
             how = f"{which} weights, {about['images']:,} images, {about['threat']}"
-            rows.append((run, how, {k: a["accuracy"] for k, a in e["attacks"].items()}))
+            shares = {k: a["accuracy"] for k, a in e["attacks"].items()}
+            rows.append((run, how, shares | {"worst case": e["worst"]["accuracy"]}))
         if not run.evaluations:
             # The training's own PGD takes other steps than an evaluation's of the same name.
             others, (which, measured) = any(r.evaluations for r in runs), run.own
@@ -91,6 +93,8 @@ def summary(runs: "Sequence[Run]") -> Table:
             rows.append((run, how, own))
     ways = list(dict.fromkeys(how for _, how, _ in rows if how))
     attacks = dict.fromkeys(attack for *_, shares in rows for attack in shares)
+    if "worst case" in attacks:  # after all of them
+        attacks["worst case"] = attacks.pop("worst case")
     caption = "training: time spent processing batches, nothing else"
     caption = "\n".join([*ways, caption]) if len(ways) == 1 else caption
     table = Table(caption=caption)

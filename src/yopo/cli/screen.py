@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn as Remaining
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.text import Text
 
 from yopo.cli.common import Terminal
 from yopo.runs.folder import TENSORBOARD, refuse_link
@@ -13,11 +13,34 @@ from yopo.runs.folder import TENSORBOARD, refuse_link
 QUIET = 60.0  # seconds after which a log without bars gets a line about what is not done yet
 
 
+class Clock(ProgressColumn):
+    """The time that a bar has taken, and what is left of it at the mean pace since it began."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        """As 1:05, 12:40 to go."""
+        ended = task.finished and not task.fields["goes_on"]
+        gone = task.finished_time if ended else task.elapsed
+        moved = task.completed - task.fields["begun"]  # a resumed run begins in the middle
+        if gone is None or task.finished or moved <= 0:
+            return Text(f"{_minutes(gone or 0):>7}{'':15}")
+        left = _minutes(gone * (1 - task.completed) / moved)
+        return Text(f"{_minutes(gone):>7}, {left:>7} to go")
+
+
+def _minutes(seconds: float) -> str:
+    """As 0:05 or 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
 class Screen:
     """Bars on a terminal, plain lines elsewhere; silent in all processes but the first.
 
-    It watches a training (`step`, `epoch`) or an evaluation (`attack`). With `track`, the folder of
-    a run, TensorBoard's files are written there too.
+    It watches a training (`step`, `epoch`, `attack`) or an evaluation (`attack` alone, a bar for
+    each). With `track`, the folder of a run, TensorBoard's files are written there too.
     """
 
     def __init__(
@@ -26,28 +49,32 @@ class Screen:
         self.console = Terminal(quiet=quiet)
         self.title, self.epochs, self.track = title, epochs, track
         self.bars = Progress(
-            TextColumn("{task.description:<20}"),
-            BarColumn(),
-            TextColumn("{task.fields[done]:>9}"),
-            TimeElapsedColumn(),
-            Remaining(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[done]}"),
+            Clock(),
             TextColumn("{task.fields[note]}"),
+            expand=True,
             console=self.console,
             disable=not self.console.is_terminal or quiet,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._attack = ""  # the last that was heard of
         self._said = time.monotonic()
         self._tracker: Any = None
 
-    def say(self, text: str) -> None:
-        """Print a line."""
+    def say(self, text: str, *, words: bool = True) -> None:
+        """Print a line; one whose `words` are to be copied has its breaks from the terminal."""
         self._said = time.monotonic()
-        self.console.print(text, soft_wrap=True)
+        if words:
+            self.console.say(text)
+        else:
+            self.console.print(text, soft_wrap=True)
 
     def step(self, epoch: int, step: int, steps: int, note: str) -> None:
         """A step of a training is done."""
-        whole = epoch + step / steps
-        self._move(self.title, whole / self.epochs, f"{whole:.0f}/{self.epochs}")
+        whole = epoch + step / steps  # the count is of epochs that are done
+        self._move(self.title, whole / self.epochs, f"{int(whole)}/{self.epochs}")
         self._move("epoch", step / steps, f"{step}/{steps}", note, shown=f"epoch {epoch + 1}")
         if note and self._is_due:
             self.say(
@@ -58,11 +85,15 @@ class Screen:
         """Say what an epoch showed."""
         shown = f"loss {line['loss']:.3f}  train {line['train_accuracy']:.1%}"
         if "robust" in line:
-            shown += f"  held-out clean {line['clean']:.1%}  PGD {line['robust']:.1%}"
+            shown += f"  held-out {line['clean']:.1%}, PGD {line['robust']:.1%}"
             part, done = line["epoch"] / self.epochs, f"{line['epoch']}/{self.epochs}"
             self._move(self.title, part, done, f"PGD {line['robust']:.1%}")
-        when = f"{line['epoch']:>4}/{self.epochs}  {line['train_seconds']:8.1f} s"
+        when = f"{line['epoch']:>4}/{self.epochs}  {line['train_seconds']:6.1f} s"
         self.say(f"{self.title} epoch {when}  {shown}")
+        if line["epoch"] < self.epochs:
+            self._begin("epoch", f"epoch {line['epoch'] + 1}")
+        if "attack" in self._tasks:
+            self.bars.update(self._tasks["attack"], visible=False)
         if self.track is not None:
             self._tracker = self._tracker or _writer(self.track)
             for key, value in line.items():
@@ -72,8 +103,12 @@ class Screen:
     def attack(self, name: str, part: float, accuracy: float) -> None:
         """Show how far an attack is, and the accuracy it has left."""
         left = f"{accuracy:.2%} left"
-        self._move(name, part, f"{part:.0%}", left)
-        if (self.bars.disable and part >= 1) or self._is_due:
+        key = "attack" if self.epochs else name
+        if self.epochs and name != self._attack:  # one bar for all of a training's
+            self._attack = name
+            self._begin(key, name)
+        self._move(key, part, f"{part:.0%}", left, shown=name)
+        if (self.bars.disable and part >= 1 and not self.epochs) or self._is_due:
             self.say(f"{name:<12} {part:4.0%}  {left}")
 
     def close(self) -> None:
@@ -90,11 +125,21 @@ class Screen:
         self, name: str, part: float, done: str, note: str = "", *, shown: str | None = None
     ) -> None:
         if name not in self._tasks:
-            self._tasks[name] = self.bars.add_task(name, total=1.0, done="", note="")
+            self._begin(name, shown or name, part if self.epochs and name != "attack" else 0.0)
         task = self._tasks[name]
-        self.bars.update(task, description=shown or name, completed=part, done=done)
+        self.bars.update(task, description=shown or name, completed=part, done=done, visible=True)
         if note:
             self.bars.update(task, note=note)
+
+    def _begin(self, name: str, shown: str, begun: float = 0.0) -> None:
+        """Set a bar to where it begins, and its clock to nought."""
+        at: dict[str, Any] = {"begun": begun, "done": "", "note": ""}
+        at["goes_on"] = bool(self.epochs) and name == self.title  # while the test lasts, too
+        if name in self._tasks:
+            self.bars.reset(self._tasks[name], description=shown, **at)
+        else:
+            self._tasks[name] = self.bars.add_task(shown, total=1.0, **at)
+        self.bars.update(self._tasks[name], completed=begun)
 
 
 def check_tracker(run: Path) -> None:

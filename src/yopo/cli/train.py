@@ -7,10 +7,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import Terminal
+from yopo.cli.common import Terminal, fitted, loading
 from yopo.cli.log import steady
 from yopo.cli.training import (
+    as_written,
     check_written,
+    first_line,
     lost_others_are_named,
     result_table,
     run_options,
@@ -55,10 +57,15 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
         return
     if args.recipe is None:
         raise ValueError("expected a recipe: yopo train RECIPE; `yopo recipes` lists them")
-    from yopo.runs.api import configure, train_run
+    typed = settings_typed(rest)
+    written = as_written(args.recipe, args.config, typed)
+    if args.out is not None and not args.dry_run:
+        first_line(f"train {args.recipe}", written, args.out)
+    with loading():
+        from yopo.runs.api import configure, train_run
 
     given = read_settings(args.config) if args.config else {}
-    config = configure(args.recipe, given, settings_typed(rest))
+    config = configure(args.recipe, given, typed)
     if args.dry_run:
         dry_run(config, args.device)
         return
@@ -68,7 +75,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     with watched(name, config.epochs, args.out, track=args.track) as screen:
         result = train_run(config, args.out, resume=args.resume, device=args.device, watch=screen)
     if result:  # in the first process
-        Terminal().print(result_table({name: result}))
+        console = Terminal()
+        console.print(fitted(result_table({name: result}), console.width))
         print(f"run: {args.out}")
         check_written(args.out)
 

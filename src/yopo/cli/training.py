@@ -6,17 +6,17 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from yopo.cli.common import rank
+from yopo.cli.common import Terminal, rank
 from yopo.cli.screen import Screen, check_tracker
-from yopo.runs.folder import is_finished
-from yopo.runs.overlay import Tree, nested
+from yopo.runs.folder import is_finished, read_settings
+from yopo.runs.overlay import Tree, nested, overlay
 from yopo.runs.progress import StopRequested
 
 SWITCHES = ("resume", "dry-run", "settings")  # options without a value
@@ -69,6 +69,38 @@ def settings_typed(rest: list[str]) -> Tree:
     return nested(found)
 
 
+def first_line(what: str, tree: Tree, out: Path, *, methods: str | None = None) -> None:
+    """Say what will be trained, from settings as they are written: torch is not there yet."""
+    from yopo.core.words import fraction
+    from yopo.methods.registry import said
+
+    if rank() > 0:
+        return
+    threat, data, model = (tree.get(key, {}) for key in ("threat", "data", "model"))
+    norm = {"linf": "L∞", "l2": "L2"}.get(threat.get("name", "linf"), "")
+    eps = threat.get("eps")
+    words = [methods or _method(tree.get("method", {}), said)]
+    words += [f"{norm} eps {fraction(eps) if isinstance(eps, float) else eps}"] if eps else []
+    words += [str(part["name"]) for part in (data, model) if "name" in part]
+    if (many := tree.get("epochs")) is not None:
+        words.append(f"{many} epoch{'s' * (str(many) != '1')}")
+    Terminal().say(f"{what}: {', '.join(filter(None, words))}; into {out}")
+
+
+def _method(settings: Tree, said: Callable[[Tree], str]) -> str:
+    whole = {k: int(v) if str(v).isdecimal() else v for k, v in settings.items()}
+    return said(whole) if isinstance(whole.get("name"), str) else ""
+
+
+def as_written(recipe: str, config: Path | None, typed: Tree) -> Tree:
+    """The settings before they are checked: the recipe, the file over it, flags over both."""
+    from yopo.runs.recipes import recipe as named
+
+    path = Path(recipe)
+    tree = read_settings(path) if path.suffix in (".yaml", ".yml") else named(recipe)
+    return overlay(overlay(tree, read_settings(config) if config else {}), typed)
+
+
 @contextmanager
 def watched(title: str, epochs: int, out: Path, *, track: str | None = None) -> Iterator[Screen]:
     """A screen for one training; where that is stopped, say how to go on, and leave."""
@@ -82,7 +114,7 @@ def watched(title: str, epochs: int, out: Path, *, track: str | None = None) -> 
         done = "stopped and saved" if stop.saved else "stopped; the last checkpoint is an older one"
         if is_finished(out):
             done = "stopped; this run is finished"
-        screen.say(f"{done}. To go on: {same_command()}")
+        screen.say(f"{done}. To go on: {same_command()}", words=False)
         sys.exit(130)
     finally:
         screen.close()

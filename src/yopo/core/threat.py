@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from yopo.core.checks import check_step
+from yopo.core.words import fraction
 
 
 class Threat(Protocol):
@@ -50,6 +51,9 @@ class Linf:
     def __init__(self, eps: float, step: float | None = None) -> None:
         _set_radius_and_step(self, eps, step)
 
+    def __repr__(self) -> str:
+        return _said(self)
+
     def resized(self, eps: float | Tensor, step: float | Tensor) -> Self:
         """A ball of this kind and of any radius, also one beyond the box; tensors () will do."""
         made = object.__new__(type(self))
@@ -86,6 +90,9 @@ class L2:
 
     def __init__(self, eps: float, step: float | None = None) -> None:
         _set_radius_and_step(self, eps, step)
+
+    def __repr__(self) -> str:
+        return _said(self)
 
     def resized(self, eps: float | Tensor, step: float | Tensor) -> Self:
         """A ball of this kind and of any radius, also one beyond the box; tensors () will do."""
@@ -135,6 +142,12 @@ def _set_radius_and_step(threat: Linf | L2, eps: float, step: float | None) -> N
             f"expected eps of at most 1, the range of pixels, got {eps}; 8 of 255 is 8/255"
         )
     _set(threat, float(eps), float(eps) / 4 if step is None else check_step(step))
+
+
+def _said(threat: Linf | L2) -> str:
+    """What makes it again: Linf(eps=8/255, step=2/255)."""
+    eps, step = (fraction(float(value)) for value in (threat.eps, threat.step))
+    return f"{type(threat).__name__}(eps={eps}, step={step})"
 
 
 def _set(threat: Linf | L2, eps: float | Tensor, step: float | Tensor) -> None:

@@ -15,6 +15,7 @@ from yopo.attacks.names import Attack
 from yopo.attacks.steps import step_size
 from yopo.core.files import read_text
 from yopo.core.threat import Threat
+from yopo.core.words import fraction
 
 
 def card(result: Mapping[str, Any]) -> str:
@@ -98,12 +99,8 @@ def settings(attack: Attack, threat: Threat, step: float | None) -> str:
 
 def norm(threat: Threat) -> str:
     """The threat in words, eps as a fraction of 255 where it is one."""
-    pixels = 255 * threat.eps
-    eps = f"{threat.eps:.6g}"
-    if len(eps) > 5 and abs(pixels - round(pixels)) < 1e-6:  # 8/255, but 0.2 stays
-        eps = f"{round(pixels)}/255"
     name = type(threat).__name__
-    return f"{'L∞' if name == 'Linf' else name}, eps = {eps}"
+    return f"{'L∞' if name == 'Linf' else name}, eps = {fraction(threat.eps)}"
 
 
 def provenance(model: nn.Module, device: torch.device, attacks: Sequence[Attack]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Every method, declared once: settings, specs, builder, bench and reports read it here.
 
 Names, types, choices and defaults of a method's settings stand in its signature; here is what a
-signature cannot say. `register` takes methods of your own, too: docs/extending.md.
+signature cannot say. `register` takes methods of your own, too: docs/extending.md. Specs are read
+without torch: our own classes are named here, and imported when a signature is looked at.
 """
 
 import difflib
@@ -10,25 +11,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from math import prod
 from types import UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from torch import nn
-from torch.optim import Optimizer
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
-from yopo.core.losses import Loss
-from yopo.core.threat import Threat
-from yopo.methods.base import Method
-from yopo.methods.fast import Fast
-from yopo.methods.free import Free
-from yopo.methods.natural import Natural
-from yopo.methods.nfgsm import NFGSM
-from yopo.methods.pgd import PGD
-from yopo.methods.pmp import PMP
-from yopo.methods.trades import TRADES
-from yopo.methods.trades_yopo import TRADESYOPO
-from yopo.methods.yopo import YOPO
+    from yopo.core.losses import Loss
+    from yopo.core.threat import Threat
+    from yopo.methods.base import Method
 
 HANDED = ("model", "threat", "optimizer", "loss", "generator")  # by the caller: no settings
 PLAIN = (int, float, bool, str, Sequence[str], list[str])  # what a file or a flag can hold
@@ -50,21 +44,33 @@ class Entry:
     """
 
     name: str  # lower-case letters
-    method: type[Method]
+    given: "type[Method] | str"  # the class, or where it is: "yopo.YOPO" of methods/yopo.py
     numbers: tuple[str, ...] = ()
     ending: str | None = None
     climbs: tuple[str, ...] = ()  # settings whose product is the steps of threat.step a batch
     settings: Mapping[str, Setting] = field(default_factory=dict)
     label: str = ""  # in reports; the name in capitals by default
-    example: str = ""  # of a spec; with all its numbers by default
+    example: str = ""  # of a spec; with all its numbers by default, where the class is given
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z]+(-[a-z]+)*", self.name):
             raise ValueError(
                 f"expected a name of lower-case letters, as trades-yopo, got {self.name!r}"
             )
-        if not (inspect.isclass(self.method) and issubclass(self.method, Method)):
-            raise TypeError(f"expected a class made from yopo.Method, got {self.method!r}")
+        self.label = self.label or self.name.upper()
+        self.example = self.example or (self.name if not self.numbers else "")
+        if isinstance(self.given, str):
+            return
+        from yopo.methods.base import Method
+
+        if not (inspect.isclass(self.given) and issubclass(self.given, Method)):
+            raise TypeError(f"expected a class made from yopo.Method, got {self.given!r}")
+        self.check()
+        defaults = [str(self.parameters[name].default) for name in self.numbers]
+        self.example = self.example or "-".join([self.name, *defaults])
+
+    def check(self) -> None:
+        """Refuse what the class's signature does not have."""
         known, ending = self.parameters, () if self.ending is None else (self.ending,)
         for name in (*self.numbers, *ending, *self.climbs, *self.settings):
             if name not in known:
@@ -74,9 +80,15 @@ class Entry:
                 )
         if self.ending is not None and get_origin(known[self.ending].annotation) is not Literal:
             raise ValueError(f"expected Literal choices of {self.ending}, to end a spec with")
-        self.label = self.label or self.name.upper()
-        defaults = [str(known[name].default) for name in self.numbers]
-        self.example = self.example or "-".join([self.name, *defaults])
+
+    @cached_property
+    def method(self) -> "type[Method]":
+        """The class."""
+        if not isinstance(self.given, str):
+            return self.given
+        home, _, name = self.given.partition(".")
+        found: type[Method] = getattr(import_module(f"yopo.methods.{home}"), name)
+        return found
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -97,11 +109,7 @@ class Entry:
     def pattern(self) -> str:
         """Of its specs."""
         numbers = "".join(rf"-(?P<{name}>\d+)" for name in self.numbers)
-        ending = (
-            f"(?:-(?P<{self.ending}>{'|'.join(map(re.escape, self.endings))}))?"
-            if self.ending
-            else ""
-        )
+        ending = f"(?:-(?P<{self.ending}>.+))?" if self.ending else ""
         return f"{self.name}(?:{numbers})?{ending}"
 
     @property
@@ -116,18 +124,21 @@ class Entry:
         """The settings that a spec gives, or None if it is not this method's."""
         found = re.fullmatch(self.pattern, spec)
         given = found.groupdict() if found else {}
+        end = given.get(self.ending) if self.ending else None
+        if end is not None and end not in self.endings:
+            return None
         values = {k: int(v) if k in self.numbers else v for k, v in given.items() if v is not None}
         return values if found else None
 
     def build(
         self,
-        model: nn.Module,
+        model: "nn.Module",
         settings: Mapping[str, Any],
         *,
-        threat: Threat,
-        optimizer: Optimizer,
-        loss: Loss,
-    ) -> Method:
+        threat: "Threat",
+        optimizer: "Optimizer",
+        loss: "Loss",
+    ) -> "Method":
         """The method itself; of threat, optimizer and loss it gets what its signature asks for."""
         handed: dict[str, Any] = {"threat": threat, "optimizer": optimizer, "loss": loss}
         asked = inspect.signature(self.method).parameters
@@ -146,7 +157,7 @@ FROM_NOUGHT = Setting(least=0)
 def register(entry: Entry) -> None:
     """Make a method known; one of your own takes an earlier one's place, as in a notebook."""
     there = ENTRIES.get(entry.name)
-    if there is not None and there.method.__module__.startswith("yopo."):
+    if there is not None and isinstance(there.given, str):
         raise ValueError(f"{entry.name} is yopo.{there.method.__name__}; give yours another name")
     ENTRIES[entry.name] = entry
 
@@ -172,7 +183,7 @@ def said(settings: Mapping[str, Any]) -> str:
     values = [str(v) for k in numbers if isinstance(v := settings.get(k), int)]
     label = "-".join([entry.label if entry else name.upper(), *values])
     end = settings.get(entry.ending) if entry and entry.ending else None
-    return f"{label} {end}" if entry and end in entry.endings else label
+    return f"{label} {end}" if entry and end and end in entry.endings else label
 
 
 def kind(annotation: object) -> tuple[object, bool]:
@@ -192,24 +203,32 @@ def plain(annotation: object) -> bool:
 _BETA = Setting("weight of the consistency, the paper's 1/λ", least=0)
 _FIRST_LAYER = Setting("module where f0 ends; found by default")
 for _entry in (
-    Entry("natural", Natural, label="Natural"),
-    Entry("pgd", PGD, ("steps",), climbs=("steps",), settings={"steps": COUNT}),
+    Entry("natural", "natural.Natural", label="Natural"),
+    Entry(
+        "pgd",
+        "pgd.PGD",
+        ("steps",),
+        climbs=("steps",),
+        settings={"steps": COUNT},
+        example="pgd-10",
+    ),
     Entry(
         "free",
-        Free,
+        "free.Free",
         ("m",),
         settings={"m": COUNT, "step": Setting("of the adversary; eps by default", above=0)},
         label="Free",
+        example="free-8",
     ),
     Entry(
         "fast",
-        Fast,
+        "fast.Fast",
         settings={"step": Setting("1.25·eps by default", above=0)},
         label="FGSM-RS",
     ),
     Entry(
         "nfgsm",
-        NFGSM,
+        "nfgsm.NFGSM",
         settings={
             "noise": Setting("radius of the noise, in eps", above=0),
             "step": Setting("eps by default", above=0),
@@ -218,29 +237,32 @@ for _entry in (
     ),
     Entry(
         "trades",
-        TRADES,
+        "trades.TRADES",
         ("steps",),
         climbs=("steps",),
         settings={"steps": COUNT, "beta": _BETA},
+        example="trades-10",
     ),
     Entry(
         "yopo",
-        YOPO,
+        "yopo.YOPO",
         ("m", "n"),
         ending="grad_at",
         climbs=("m", "n"),
         settings={"m": COUNT, "n": FROM_NOUGHT, "first_layer": _FIRST_LAYER},
+        example="yopo-5-3",
     ),
     Entry(
         "trades-yopo",
-        TRADESYOPO,
+        "trades_yopo.TRADESYOPO",
         ("m", "n"),
         climbs=("m", "n"),
         settings={"m": COUNT, "n": FROM_NOUGHT, "beta": _BETA, "first_layer": _FIRST_LAYER},
+        example="trades-yopo-3-4",
     ),
     Entry(
         "pmp",
-        PMP,
+        "pmp.PMP",
         ("m",),
         settings={
             "m": COUNT,

@@ -134,6 +134,8 @@ def train_run(
     trainer = Trainer(config, _data(config), out, watch, chosen)
 
     def ask() -> None:
+        if not trainer.stop:  # the batch of an attack may take a while
+            watch.say("stopping when this batch is done; Ctrl-C again leaves at once")
         trainer.stop = True
 
     with alone_in(out) if trainer.learner.rank == 0 else nullcontext():
@@ -142,6 +144,7 @@ def train_run(
             watch.say(f"going on from epoch {p.epoch + 1}, step {p.step}")
         elif resume:
             watch.say(f"nothing to resume in {out}; starting")
+        watch.say(trainer.about())
         if (weak := out_of_reach(config)) is not None:
             watch.say(f"{name or config.method.name}: {weak}")
         with stopped_by_signals(ask):

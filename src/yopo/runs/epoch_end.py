@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 import yopo
+from yopo.evaluation.suite import Tell
 from yopo.runs import distributed
 from yopo.runs.folder import RunFolder
 from yopo.runs.guard import Health, collapse, learnt
@@ -24,10 +25,16 @@ class EpochEnd:
     """Looks at the network after an epoch, and decides how the run goes on."""
 
     def __init__(
-        self, config: Config, learner: Learner, images: Images, files: RunFolder, keeper: Keeper
+        self,
+        config: Config,
+        learner: Learner,
+        images: Images,
+        files: RunFolder,
+        keeper: Keeper,
+        tell: Tell,
     ) -> None:
         self.config, self.learner, self.images = config, learner, images
-        self.files, self.keeper = files, keeper
+        self.files, self.keeper, self.tell = files, keeper, tell
 
     @property
     def progress(self) -> Progress:
@@ -104,7 +111,12 @@ class EpochEnd:
         found = [0.0, 0.0]
         if self.learner.rank == 0:
             x, y = (t[:images] for t in self.images.held)
-            found = list(accuracies(self.learner.follower, x, y, self.config, self.learner.share))
+
+            def tell(name: str, part: float, accuracy: float) -> None:
+                self.tell(f"held-out {name}", part, accuracy)
+
+            share = self.learner.share
+            found = list(accuracies(self.learner.follower, x, y, self.config, share, tell))
         clean, robust = distributed.from_first(found)
         return clean, robust
 

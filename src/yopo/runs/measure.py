@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from yopo.attacks.names import parse
 from yopo.core.random import mix
 from yopo.evaluation.network import Network
-from yopo.evaluation.suite import Data
+from yopo.evaluation.suite import Data, Tell
 from yopo.evaluation.suite import run as attack_all
 from yopo.pmp.diagnose import brief
 from yopo.runs.build import build_threat
@@ -24,6 +24,7 @@ def accuracies(
     y: Tensor,
     config: Config,
     share: int,
+    tell: Tell | None = None,
 ) -> tuple[float, float]:
     """Clean and PGD accuracy by float32's verdict, in batches, seeded.
 
@@ -38,6 +39,7 @@ def accuracies(
         [attack],
         batch=max(250, 2 * share),  # no weight gradients, so there is room
         seed=mix(config.seed, "evaluate"),
+        progress=tell,
     )
     return outcomes["clean"].accuracy, outcomes[attack.name].accuracy
 

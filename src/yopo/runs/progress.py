@@ -20,6 +20,9 @@ class Watcher(Protocol):
     def step(self, epoch: int, step: int, steps: int, note: str) -> None:
         """A step is done."""
 
+    def attack(self, name: str, part: float, accuracy: float) -> None:
+        """An attack on images kept aside has come so far, and left this accuracy."""
+
     def epoch(self, line: dict[str, Any]) -> None:
         """An epoch is done; `line` is what the metrics got."""
 
@@ -32,6 +35,9 @@ class Logged:
         logging.getLogger("yopo").info(text)
 
     def step(self, epoch: int, step: int, steps: int, note: str) -> None:
+        """Nothing."""
+
+    def attack(self, name: str, part: float, accuracy: float) -> None:
         """Nothing."""
 
     def epoch(self, line: dict[str, Any]) -> None:

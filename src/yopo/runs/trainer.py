@@ -21,6 +21,7 @@ from yopo.evaluation.card import hardware, provenance
 from yopo.runs import distributed
 from yopo.runs.epoch_end import EpochEnd
 from yopo.runs.folder import BEST, LAST, RunFolder
+from yopo.runs.glance import Glance
 from yopo.runs.guard import learnt, nothing_learnt
 from yopo.runs.images import split
 from yopo.runs.keeper import Keeper
@@ -30,6 +31,10 @@ from yopo.runs.progress import Progress, StopRequested, Watcher
 from yopo.runs.settings import Config
 
 CHECK_EVERY = 50  # steps between looks at the loss; a look waits for the device
+
+
+class _Asked(Exception):  # noqa: N818
+    """To stop, in the middle of an attack."""
 
 
 class Trainer:
@@ -60,8 +65,20 @@ class Trainer:
             resident=config.data.resident,
         )
         self.keeper = Keeper(config, self.learner, self.files, self.progress, self.images.digest)
-        self.epoch_end = EpochEnd(config, self.learner, self.images, self.files, self.keeper)
+        self.epoch_end = EpochEnd(
+            config, self.learner, self.images, self.files, self.keeper, self._tell
+        )
         self.seconds = {"warmup_seconds": 0.0, "prepare_seconds": time.perf_counter() - began}
+
+    def about(self) -> str:
+        """The data, the network and the device, in a sentence."""
+        images = self.images
+        weights = sum(p.numel() for p in self.learner.model.parameters())
+        kept = f"{len(images.held[0]):,} held out, {len(images.test[0]):,} to test"
+        where = hardware(self.learner.device)
+        text = f"{len(images.train[0]):,} training images of {images.classes} classes, {kept}; "
+        text += f"{weights:,} parameters; {where}"
+        return text + ("; compiling first" if self.learner.engine else "")
 
     def resume(self) -> bool:
         """Go on from the newest sound checkpoint in the folder; say whether there was one."""
@@ -80,13 +97,22 @@ class Trainer:
         if not p.saves:
             self.keeper.keep_good()  # what a collapse in the first epoch goes back to
             self.keeper.save()
-        while p.epoch < self.config.epochs:
-            reason = self._epoch()
-            self.epoch_end.finish(reason)
-            self._stop_if_asked()
-        result = self._finish()
+        try:
+            while p.epoch < self.config.epochs:
+                reason = self._epoch()
+                self.epoch_end.finish(reason)
+                self._stop_if_asked()
+            result = self._finish()
+        except _Asked:  # in the middle of an attack: what it looks at is of the state that is saved
+            raise StopRequested(self.keeper.is_saved or self.keeper.save()) from None
         self._stop_if_asked()
         return result
+
+    def _tell(self, name: str, part: float, accuracy: float) -> None:
+        """How far an attack is; one process leaves it when it is asked to stop."""
+        self.files.watch.attack(name, part, accuracy)
+        if self.stop and self.learner.world == 1:  # others would wait for this one
+            raise _Asked
 
     def _stop_if_asked(self) -> None:
         """A signal that came between epochs."""
@@ -105,7 +131,7 @@ class Trainer:
         right = torch.tensor(p.right, device=device)
         self.learner.model.train()
         self.learner.wait()
-        started = time.perf_counter()
+        started, glance = time.perf_counter(), Glance()
 
         def settle() -> None:
             nonlocal started
@@ -121,7 +147,9 @@ class Trainer:
             p.propagations += out.propagations / steps
             if p.step % every and p.step < steps:
                 continue  # in the middle of an accumulated step there is nothing to save
-            self.files.watch.step(p.epoch, p.step, steps, "")
+            seen = glance.mean(loss, p.step)
+            note = "" if seen is None else f"loss {seen:.3f}"
+            self.files.watch.step(p.epoch, p.step, steps, note)
             # A function of the step alone: a broken loss ends an epoch here, resumed or not.
             look = p.step // CHECK_EVERY > (p.step - every) // CHECK_EVERY or p.step == steps
             # Several processes must look at the same steps.
@@ -161,6 +189,8 @@ class Trainer:
         result: dict[str, Any] = {}
         if self.learner.rank == 0:
             began, p = time.perf_counter(), self.progress
+            images, steps = len(self.images.test[0]), self.config.evaluate.steps
+            self.files.watch.say(f"attacking {images:,} test images with PGD-{steps}")
             written = self._write_weights()
             result, digests = self._test()
             result |= {
@@ -201,19 +231,26 @@ class Trainer:
         result: dict[str, Any] = {}
         digests: dict[str, str] = {}
         follower, best = self.learner.follower, self.keeper.best
-        result["last"], digests["last"] = self._measure()
-        if self.progress.best_epoch == self.config.epochs:
-            result["best"], digests["best"] = result["last"], digests["last"]  # the same
+        same = self.progress.best_epoch == self.config.epochs
+        result["last"], digests["last"] = self._measure("test" if same else "test, last")
+        if same:
+            result["best"], digests["best"] = result["last"], digests["last"]
         elif best is not None:
             last = {k: v.clone() for k, v in follower.state_dict().items()}
             follower.load_state_dict(best)
-            result["best"], digests["best"] = self._measure()
-            follower.load_state_dict(last)
+            try:
+                result["best"], digests["best"] = self._measure("test, best")
+            finally:
+                follower.load_state_dict(last)
         return result, digests
 
-    def _measure(self) -> tuple[dict[str, float], str]:
+    def _measure(self, shown: str = "test") -> tuple[dict[str, float], str]:
         """The followed network on the test set, and its weights' digest."""
-        follower = self.learner.follower
-        clean, robust = accuracies(follower, *self.images.test, self.config, self.learner.share)
+        follower, share = self.learner.follower, self.learner.share
+
+        def tell(name: str, part: float, accuracy: float) -> None:
+            self._tell(f"{shown} {name}", part, accuracy)
+
+        clean, robust = accuracies(follower, *self.images.test, self.config, share, tell)
         found = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
         return found, weights_digest(follower)

@@ -1,0 +1,117 @@
+"""What a person sees while a run goes on."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from yopo.cli.common import fitted
+from yopo.cli.screen import Screen
+
+
+class Shown:
+    """A screen on a terminal, and a clock that a test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, width: int = 80) -> None:
+        self.now = 0.0
+        monkeypatch.setenv("COLUMNS", str(width))
+        self.screen = Screen("yopo", 3)
+        self.screen.bars.get_time = lambda: self.now
+        self.width = width
+
+    def lines(self) -> list[str]:
+        file = io.StringIO()
+        console = Console(file=file, width=self.width)
+        console.print(self.screen.bars.get_renderable())
+        return [" ".join(re.sub("[━╸╺]+", "", x).split()) for x in file.getvalue().splitlines()]
+
+
+@pytest.fixture(params=[80, 100])
+def shown(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Shown:
+    return Shown(monkeypatch, request.param)
+
+
+def train(shown: Shown, epoch: int, steps: range) -> None:
+    """Steps of a second each."""
+    for step in steps:
+        shown.now += 1
+        shown.screen.step(epoch, step, 10, f"loss {step / 10:.3f}")
+
+
+def test_clock_count_and_loss_are_right_in_every_epoch(shown: Shown) -> None:
+    train(shown, 0, range(1, 11))
+    shown.now += 5
+    line = {"epoch": 1, "train_seconds": 10.0, "loss": 1.0, "train_accuracy": 0.5}
+    shown.screen.epoch(line | {"clean": 0.5, "robust": 0.25})
+    train(shown, 1, range(1, 6))
+    whole, inner = shown.lines()
+    # 19 of the 20 seconds since the first step were for 14 of 30 steps; 15 are left
+    assert whole == f"yopo 1/3 0:19, 0:{round(19 / 14 * 15)} to go PGD 25.0%"
+    assert inner == "epoch 2 5/10 0:05, 0:05 to go loss 0.500"
+    train(shown, 1, range(6, 11))
+    shown.now += 7
+    whole, inner = shown.lines()
+    assert whole.startswith("yopo 2/3 0:31, ")  # goes on
+    assert inner == "epoch 2 10/10 0:10 loss 1.000"
+
+
+def test_a_resumed_run_is_not_thought_to_be_quick(shown: Shown) -> None:
+    train(shown, 1, range(6, 9))
+    whole, inner = shown.lines()
+    assert whole.startswith("yopo 1/3 0:02, 0:12 to go")
+    assert inner == "epoch 2 8/10 0:02, 0:02 to go loss 0.800"
+
+
+def test_attacks_on_images_kept_aside_are_seen(shown: Shown) -> None:
+    train(shown, 2, range(1, 11))
+    shown.screen.attack("test pgd-20", 0.0, 0.9)
+    shown.now += 30
+    shown.screen.attack("test pgd-20", 0.25, 0.8)
+    assert shown.lines()[-1] == "test pgd-20 25% 0:30, 1:30 to go 80.00% left"
+    shown.screen.attack("held-out clean", 0.5, 0.7)
+    assert len(shown.lines()) == 3
+    assert "0:00" in shown.lines()[-1]
+
+
+def test_a_log_hears_of_attacks_that_last(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Screen("yopo", 3)
+    screen.attack("test pgd-20", 1.0, 0.8)
+    assert not capsys.readouterr().out
+    monkeypatch.setattr("yopo.cli.screen.QUIET", 0.0)
+    screen.attack("test pgd-20", 0.5, 0.8)
+    assert capsys.readouterr().out == "test pgd-20   50%  80.00% left\n"
+
+
+def test_words_stay_whole_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, file = Screen("trades-yopo-3-4", 100), io.StringIO()
+    screen.console.file = file
+    screen.console._force_terminal = True
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(type(screen.console), "width", 80)
+    words = "collapse: the loss is not finite. Back to the end of epoch 3, learning rate times 0.5"
+    screen.say(f"{words} (rollback 1 of 5)")
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 2
+    assert " ".join(line.strip() for line in lines) == f"{words} (rollback 1 of 5)"
+
+
+@pytest.mark.parametrize("width", [80, 60, 30])
+def test_tables_have_no_break_inside_a_word(width: int) -> None:
+    def table() -> Table:
+        made = Table(caption="training: time spent processing batches")
+        for name in ("run", "training", "propagations", "clean", "pgd-20", "worst case"):
+            made.add_column(name, overflow="fold")
+        made.add_row("first (YOPO-5-3)", "4.4 min", "455", "85.74%", "42.27%", "41.66%")
+        return made
+
+    def words(wide: int, shown: Table) -> list[str]:
+        file = io.StringIO()
+        Console(file=file, width=wide).print(shown)
+        assert max(map(len, file.getvalue().splitlines())) <= wide
+        return sorted(set(re.findall(r"[\w%().-]+", file.getvalue())))
+
+    assert words(width, fitted(table(), width)) == words(200, table())
