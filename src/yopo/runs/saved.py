@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from yopo.core import tensor_files
-from yopo.data import load
 from yopo.data.sources import Arrays
 from yopo.runs import strangers
-from yopo.runs.build import build_model
+from yopo.runs.build import build_data, build_model
 from yopo.runs.folder import CONFIG, WEIGHTS, is_run, read_settings, read_weights_settings, runs_in
 from yopo.runs.settings import Config, validate
 
@@ -77,7 +76,7 @@ def load_data(saved: Saved) -> Arrays:
             "not asked for them; if you trust it, say --trust"
         )
     try:
-        return load(d.name, root=d.root, path=d.path, size=d.size)
+        return build_data(d)
     except (ValueError, OSError) as error:
         if all(p.is_absolute() or p.exists() for p in named):
             raise
