@@ -4,6 +4,7 @@ import argparse
 import importlib.util
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -25,6 +26,18 @@ def trust_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the run's network, my_module:build_model, where it is a function of your own",
     )
+
+
+def data_options(parser: argparse.ArgumentParser) -> None:
+    """Where a run's data are, if they moved since it was trained."""
+    for name, what in (("root", "the folder with the run's data"), ("path", "the npz file")):
+        parser.add_argument(
+            f"--data.{name}",
+            dest=f"data_{name}",
+            metavar="PLACE",
+            type=Path,
+            help=f"{what}, if that moved",
+        )
 
 
 class Terminal(Console):

@@ -204,7 +204,8 @@ def _labels(key: str, y: NDArray[Any], x: NDArray[Any]) -> Tensor:
 def _from_npz(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
     if not path.is_file():
         raise FileNotFoundError(
-            f"no file {path.absolute()}; give the path of an npz with {', '.join(KEYS)}"
+            f"no file {path.absolute()}; give the path of an npz with {', '.join(KEYS)} "
+            "(--data.path)"
         )
     try:
         return checked(read_npz(path, KEYS), names)

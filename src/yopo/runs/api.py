@@ -248,6 +248,8 @@ def evaluate_run(
     device: str | None = None,
     trust: bool = False,
     model_name: str | None = None,
+    data_root: Path | None = None,
+    data_path: Path | None = None,
     progress: Tell | None = None,
     found: Callable[[Result], None] | None = None,
 ) -> Evaluation:
@@ -255,14 +257,21 @@ def evaluate_run(
 
     weights: "best" (default) or "last", of a run folder. samples: test images, drawn with `seed`;
     all by default. eps: by default the run's. step, batch, precision, compile, progress: as in
-    `yopo.evaluate`. examples: write the images found, too. trust, model_name: see
-    `yopo.runs.saved.find`; without them only our own networks and timm's are built.
+    `yopo.evaluate`. examples: write the images found, too. trust, model_name, data_root, data_path:
+    see `yopo.runs.saved.find`; without the first two only our own networks and timm's are built.
     found: is given the result before it is written.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
     saved = evaluating.check(
-        run, attacks, weights=weights, eps=eps, trust=trust, model_name=model_name
+        run,
+        attacks,
+        weights=weights,
+        eps=eps,
+        trust=trust,
+        model_name=model_name,
+        data_root=data_root,
+        data_path=data_path,
     )
     target = pick_device(device)
     arrays = load_data(saved)
