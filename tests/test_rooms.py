@@ -25,6 +25,8 @@ ROOMS = [
     {"models", "data"},
     {"core"},
 ]
+# A public name of a room further up. It is looked up when it is first used, so nothing goes round.
+UP = {"yopo.runs.loading.load"}
 
 
 def row(module: str) -> int:
@@ -50,6 +52,8 @@ def test_imports_point_down() -> None:
         parts = ("yopo", *file.relative_to(PACKAGE).with_suffix("").parts)
         me = ".".join(part for part in parts if part != "__init__")
         for target in imports(file):
+            if me == "yopo" and target in UP:
+                continue
             assert row(me) <= row(target), f"{me} imports {target}"
 
 

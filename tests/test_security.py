@@ -22,11 +22,14 @@ TESTS = {
     "Modules in the working directory": "runs.test_strangers.test_a_named_function_is_not_called",
     "Do not run `python -m yopo`": "test_security.test_python_looks_in_the_working_directory",
     "It may name our own networks": "runs.test_strangers.test_a_named_function_is_not_called",
+    "`yopo.load` and": "runs.test_loading.test_loading_follows_the_rule_of_trust",
     "To timm it may": "runs.test_strangers.test_timm_is_not_given_options_that_are_not_plain",
     "No network is built": "runs.test_strangers."
     "test_absurd_sizes_are_refused_before_memory_is_taken",
     "Weights are safetensors": "cli.test_eval.test_a_run_or_checkpoint_that_does_not_fit_is_named",
     "It says which data": "runs.test_strangers.test_data_on_another_computer_are_not_asked_for",
+    "Where data have": "runs.test_loading."
+    "test_data_are_found_where_the_run_moved_with_them_or_named",
     "Data are never fetched": "runs.test_strangers.test_missing_data_are_not_fetched",
     "Reading data runs no code": "runs.test_strangers.test_data_run_no_code",
     "Damaged or absurd files": "test_fuzz.test_damaged_files_are_read_or_refused_in_a_sentence",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from yopo.methods.trades_yopo import TRADESYOPO
     from yopo.methods.yopo import YOPO
     from yopo.models.normalize import Normalize
+    from yopo.runs.loading import load
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ __all__ = [
     "attacks",
     "evaluate",
     "exchange_gradients",
+    "load",
     "models",
     "pmp",
 ]
@@ -82,6 +84,7 @@ _HOMES = {
     "methods.trades_yopo": "TRADESYOPO",
     "methods.yopo": "YOPO",
     "models.normalize": "Normalize",
+    "runs.loading": "load",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -104,6 +104,42 @@ def test_the_protocol_is_the_standard_version_we_state() -> None:
 
 
 @pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("classes", [2, 3])
+def test_with_fewer_than_four_classes_the_stages_that_exist_run_and_the_card_says_so(
+    classes: int,
+) -> None:
+    """What they leave is what they leave one after the other, when named by themselves."""
+    net, x, y = trained()
+    rows = y < classes
+    model = nn.Sequential(copy.deepcopy(net), Slice(classes))
+    data = x[rows][:40], y[rows][:40]
+    stages = ["apgd-ce", "fab-t", "square"]
+    found = yopo.evaluate(model, data, Linf(2 * EPS), ["autoattack"], batch=40, checks=False)
+    assert list(found.outcomes["autoattack"].after) == stages
+    alone = yopo.evaluate(model, data, Linf(2 * EPS), stages, batch=40, checks=False)
+    first, last = found.outcomes["autoattack"].after["apgd-ce"], found.correct["autoattack"]
+    assert torch.equal(first, alone.correct["apgd-ce"])
+    assert torch.equal(first & alone.correct["fab-t"] & last, last)
+    assert last.sum() < found.correct["clean"].sum()
+    words = "standard version without apgd-t, which needs 4 classes"
+    assert found.to_dict()["attacks"]["autoattack"]["settings"] == words
+    assert f"| {words} (after apgd-ce " in found.card()
+    ten = yopo.evaluate(net, (x[:4], y[:4]), Linf(EPS), ["autoattack"], checks=False)
+    assert ten.to_dict()["attacks"]["autoattack"]["settings"] == "standard version"
+
+
+class Slice(nn.Module):
+    """The first outputs alone."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, : self.classes]
+
+
+@pytest.mark.usefixtures("_quick")
 def test_fab_does_not_depend_on_batches_and_the_random_stages_repeat() -> None:
     """The package draws its random numbers for a whole batch, so only fab-t can promise more.
 
@@ -190,7 +226,12 @@ def test_an_interrupted_autoattack_repeats_no_finished_batch(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("classes", "shape", "name", "message"),
     [
-        (3, (2, 3, 8, 8), "autoattack", "apgd-t needs at least 4 classes, got 3"),
+        (
+            3,
+            (2, 3, 8, 8),
+            "apgd-t",
+            "apgd-t needs at least 4 classes, got 3; .* --attacks apgd-ce,fab-t,square",
+        ),
         (4, (2, 192), "square", r"square expects images \(N, C, H, W\)"),
     ],
 )

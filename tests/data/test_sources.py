@@ -359,7 +359,10 @@ def broken(file: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda r: picture(r / "train/cat/z.png", (0, 0, 0), (5, 4)), r"one size, .*z\.png.*size"),
+        (
+            lambda r: picture(r / "train/cat/z.png", (0, 0, 0), (5, 4)),
+            r"one size, .*z\.png.*--data\.size",
+        ),
         (lambda r: picture(r / "test/dog/a.png", (0, 0, 0)), "same classes .*only in one.*: dog"),
         (lambda r: (r / "train/cat/b.png").write_bytes(b""), r"cannot read .*b\.png"),
         (lambda r: broken(r / "train/cat/b.png"), r"cannot read .*b\.png"),
@@ -379,7 +382,9 @@ def test_bad_folders_are_refused(
 def test_splits_of_two_sizes_are_refused(tmp_path: Path) -> None:
     picture(tmp_path / "train" / "c" / "a.png", (0, 0, 0), (6, 4))
     picture(tmp_path / "test" / "c" / "a.png", (0, 0, 0), (6, 5))
-    with pytest.raises(ValueError, match=r"\(4, 6\) in .*train and \(5, 6\) in .*test; give size"):
+    with pytest.raises(
+        ValueError, match=r"\(4, 6\) in .*train and \(5, 6\) in .*test; give --data\.size 64"
+    ):
         load("folder", root=tmp_path)
 
 

@@ -2,7 +2,8 @@
 
 The protocol is version "standard" of pyautoattack 0.2.0: apgd-ce (100 steps, 1 restart), apgd-t
 (100 steps, 9 targets, 1 restart), fab-t (100 steps, 9 targets, 1 restart), square (5000 queries).
-With fewer than 10 classes there are fewer targets: all wrong classes.
+With fewer than 10 classes there are fewer targets: all wrong classes. With fewer than 4 there is no
+apgd-t, whose loss compares four logits; `autoattack` is then the other three stages.
 
 The package seeds the global random stream at the start of every batch and draws for the batch as a
 whole, so apgd and square depend on where an image stands. For the same batches and seed the
@@ -12,11 +13,13 @@ results are the package's own, image by image; fab-t is not random.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from yopo.attacks.names import Attack
 from yopo.core.frozen import Frozen, forked_rng
 from yopo.core.threat import L2, Linf, Threat
 
@@ -32,6 +35,21 @@ def check(threat: Threat, shape: Sequence[int], stages: Sequence[str]) -> None:
     if len(shape) != 4 and "square" in stages:
         raise ValueError(f"square expects images (N, C, H, W), got {tuple(shape)}; leave it out")
     _package()
+
+
+def for_classes(attack: Attack, classes: int) -> Attack:
+    """The attack with the stages that exist for so many classes; a stage by itself must."""
+    short = [stage for stage in attack.stages if classes < LEAST_CLASSES[stage]]
+    if not short:
+        return attack
+    there = tuple(stage for stage in attack.stages if stage not in short)
+    if not there or len(attack.stages) == 1:
+        others = ",".join(s for s, least in LEAST_CLASSES.items() if classes >= least)
+        raise ValueError(
+            f"{short[0]} needs at least {LEAST_CLASSES[short[0]]} classes, got {classes}; "
+            f"the other stages are --attacks {others}"
+        )
+    return replace(attack, stages=there)
 
 
 class Stages:
@@ -58,12 +76,6 @@ class Stages:
 
     def phases(self, names: Sequence[str]) -> list[Phase]:
         """One phase for each stage."""
-        short = [name for name in names if self.classes < LEAST_CLASSES[name]]
-        if short:
-            raise ValueError(
-                f"{short[0]} needs at least {LEAST_CLASSES[short[0]]} classes, got {self.classes}; "
-                "name the other stages one by one: apgd-ce,fab-t,square"
-            )
         attacks = {
             "apgd-ce": self.package.apgd,
             "apgd-t": self.package.apgd_targeted,

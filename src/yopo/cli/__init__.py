@@ -21,6 +21,7 @@ COMMANDS = {
     "train": "train a network",
     "compare": "train with several methods, all else equal",
     "eval": "attack a network",
+    "predict": "name what pictures show",
     "report": "one page about one or several runs",
     "diagnose": "recommend m, n and the split for a trained network",
     "bench": "time a training step",

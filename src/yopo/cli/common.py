@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -31,6 +32,18 @@ def trust_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the run's network, my_module:build_model, where it is a function of your own",
     )
+
+
+def data_options(parser: argparse.ArgumentParser) -> None:
+    """Where a run's data are, if they moved since it was trained."""
+    for name, what in (("root", "the folder with the run's data"), ("path", "the npz file")):
+        parser.add_argument(
+            f"--data.{name}",
+            dest=f"data_{name}",
+            metavar="PLACE",
+            type=Path,
+            help=f"{what}, if that moved",
+        )
 
 
 class Terminal(Console):

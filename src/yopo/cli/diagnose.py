@@ -9,6 +9,7 @@ from rich.table import Table
 from yopo.cli.common import (
     Terminal,
     can_draw,
+    data_options,
     loading,
     nothing_else,
     say,
@@ -31,6 +32,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", choices=["best", "last"], default="best")
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
     parser.add_argument("--seed", type=int, default=0)
+    data_options(parser)
     trust_options(parser)
 
 
@@ -51,6 +53,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
         device=args.device,
         trust=args.trust,
         model_name=args.model_name,
+        data_root=args.data_root,
+        data_path=args.data_path,
     )
     show(found)
     values, picture = args.run / DIAGNOSIS, args.run / DIAGNOSIS_PICTURE

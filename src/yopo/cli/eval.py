@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from yopo.cli.common import fitted, loading, nothing_else, say, trust_options
+from yopo.cli.common import data_options, fitted, loading, nothing_else, say, trust_options
 from yopo.cli.screen import Screen
 from yopo.runs.folder import BEST, CARD, EVALUATION
 
@@ -63,6 +63,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--save-examples", action="store_true", help="write the images found, too")
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
+    data_options(parser)
     trust_options(parser)
 
 
@@ -74,6 +75,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
         from yopo.runs.sections import fraction
 
     whose: dict[str, Any] = {"trust": args.trust, "model_name": args.model_name}
+    whose |= {"data_root": args.data_root, "data_path": args.data_path}
     whose |= {"weights": args.weights, "eps": args.eps and fraction(args.eps, "--eps")}
     for path in args.runs:  # all checked first
         evaluating.check(path, args.attacks, **whose)

@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   yopo train demo --out runs/first
   yopo train cifar10-yopo-5-3 --out runs/c10 --epochs 20 --method.n 5 --threat.eps 6/255
   yopo train cifar10-fast --method.name pgd --method.steps 7 --out runs/pgd7
-  yopo train demo --data.name folder --data.root photos --data.size 64 --threat.eps 8/255 --out own
+  yopo train own --data.root photos --out runs/own
   yopo train demo --model.name my_module:build_model --out runs/mine
   yopo train demo --out runs/first --resume
   torchrun --nproc-per-node 2 -m yopo train cifar10-fast --out runs/two
@@ -86,8 +86,11 @@ def dry_run(config: "Config", device: str | None) -> None:
     from yopo.runs.api import measure_cost
     from yopo.runs.build import out_of_reach
 
-    print(yaml.safe_dump(config.tree(), sort_keys=False), end="")
     cost = measure_cost(config, device)
+    config = cost.config
+    print(yaml.safe_dump(config.tree(), sort_keys=False), end="")
+    for line in "\n".join(cost.notes).splitlines():
+        print(f"# {line}")
     total = cost.seconds * cost.steps * config.epochs
     print(f"# {config.epochs} epochs of {cost.steps} steps of {config.batch} images")
     print(f"# {cost.propagations * config.epochs:.0f} propagations per image in all")

@@ -147,11 +147,14 @@ class _Unpickler(pickle._Unpickler):  # Python's own: that in C takes memory for
 # --- pictures
 
 
-def read_picture(file: Path, size: int | None) -> Bytes:  # (H, W, 3)
-    """A picture as RGB; with `size`, its shorter side brought to that, and the centre cut out."""
+def read_picture(file: Path, size: int | None, mode: str = "RGB") -> Bytes:  # (H, W, 3)
+    """A picture as RGB; with `size`, its shorter side brought to that, and the centre cut out.
+
+    (H, W) for the mode "L".
+    """
     try:
         with open_plain(file) as stream:
-            return decode(stream, size)
+            return decode(stream, size, mode)
     except ImportError:
         raise
     except Exception as error:  # what pillow raises on damaged files can be anything

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from yopo.core.files import check_unpacked
-from yopo.data.formats import PICTURES, read_batch, read_idx_file, read_npz, read_picture, said
+from yopo.data.folders import read_folder
+from yopo.data.formats import read_batch, read_idx_file, read_npz, said
 
 SPLITS = ("train", "test")
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -45,6 +45,7 @@ class Arrays:
     x_test: Tensor
     y_test: Tensor
     names: tuple[str, ...]  # of the classes; its length is their number
+    notes: tuple[str, ...] = ()  # what a user should know of them
 
 
 def default_root() -> Path:
@@ -53,7 +54,12 @@ def default_root() -> Path:
 
 
 def load(
-    name: str, *, root: Path | None = None, path: Path | None = None, size: int | None = None
+    name: str,
+    *,
+    root: Path | None = None,
+    path: Path | None = None,
+    size: int | None = None,
+    skip_broken: bool = False,
 ) -> Arrays:
     """A data set by name. Nothing is downloaded; `yopo.data.get` does that.
 
@@ -61,8 +67,9 @@ def load(
     - "mnist", "cifar10": from `root`, in any of the usual layouts (see `PLACES`).
     - "npz": from the file `path` with uint8 images x_train, x_test (NHW, NHWC or NCHW) and labels
       y_train, y_test.
-    - "folder": from root/train/CLASS/*.png and root/test/CLASS/*.png (or root/val), as RGB; `size`
-      resizes the shorter side and cuts out the centre.
+    - "folder": from root/train/CLASS/*.png and root/test/CLASS/*.png (or root/val), as RGB, or
+      from root/CLASS/*.png, of which a fixed fifth becomes the test set. `size` resizes the shorter
+      side and cuts out the centre; `skip_broken` leaves out what cannot be read.
     """
     if name not in NAMES:
         near = difflib.get_close_matches(name, NAMES, n=2, cutoff=0.4) or NAMES
@@ -79,8 +86,11 @@ def load(
         return _from_npz(Path(path))
     if name == "folder":
         if root is None:
-            raise ValueError("expected root (data.root), a folder with train/ and test/, got None")
-        return _from_folder(Path(root), size)
+            raise ValueError(
+                "expected root, a folder with a folder of pictures for each class, got None; name "
+                "it with --data.root"
+            )
+        return _from_folder(Path(root), size, skip_broken)
     root = default_root() if root is None else Path(root)
     place = find(name, root)
     if place is None:
@@ -194,7 +204,8 @@ def _labels(key: str, y: NDArray[Any], x: NDArray[Any]) -> Tensor:
 def _from_npz(path: Path, names: tuple[str, ...] | None = None) -> Arrays:
     if not path.is_file():
         raise FileNotFoundError(
-            f"no file {path.absolute()}; give the path of an npz with {', '.join(KEYS)}"
+            f"no file {path.absolute()}; give the path of an npz with {', '.join(KEYS)} "
+            "(--data.path)"
         )
     try:
         return checked(read_npz(path, KEYS), names)
@@ -252,59 +263,8 @@ def _read_cifar10(place: Path) -> dict[str, NDArray[Any]]:
 # --- folders of pictures
 
 
-def _from_folder(root: Path, size: int | None) -> Arrays:
+def _from_folder(root: Path, size: int | None, skip_broken: bool) -> Arrays:
     if size is not None and size < 1:
         raise ValueError(f"expected size of at least 1, got {size}")
-    train = root / "train"
-    test = next((root / s for s in ("test", "val") if (root / s).is_dir()), root / "test")
-    for folder in (train, test):
-        if not folder.is_dir():
-            raise FileNotFoundError(
-                f"no folder {folder.absolute()}; expected train/CLASS and test/CLASS (or "
-                f"val/CLASS) in {root}, with pictures in them"
-            )
-    names, others = _classes(train), _classes(test)
-    if only := set(names) ^ set(others):
-        raise ValueError(
-            f"expected the same classes in {train} and {test}, got only in one of them: "
-            f"{', '.join(sorted(only))}"
-        )
-    x_train, y_train = _read_split(train, names, size)
-    x_test, y_test = _read_split(test, names, size)
-    if x_train.shape[1:] != x_test.shape[1:]:
-        raise ValueError(
-            f"expected pictures of one size, got {tuple(x_train.shape[2:])} in {train} and "
-            f"{tuple(x_test.shape[2:])} in {test}; give size"
-        )
-    return Arrays(x_train, y_train, x_test, y_test, names)
-
-
-def _classes(folder: Path) -> tuple[str, ...]:
-    names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
-    if not names:
-        raise ValueError(f"expected a folder for each class in {folder}, got none")
-    return tuple(names)
-
-
-def _read_split(
-    folder: Path, names: tuple[str, ...], size: int | None
-) -> tuple[Tensor, Tensor]:  # (N, 3, H, W) uint8, (N,)
-    images: list[NDArray[np.uint8]] = []
-    labels: list[int] = []
-    packed = 0
-    for label, name in enumerate(names):
-        pictures = sorted(f for f in (folder / name).rglob("*") if f.suffix.lower() in PICTURES)
-        if not pictures:
-            raise ValueError(f"expected pictures in {folder / name}, got none; add some")
-        for file in pictures:
-            images.append(read_picture(file, size))
-            packed += file.stat().st_size
-            if images[-1].shape != images[0].shape:
-                raise ValueError(
-                    f"expected pictures of one size, got {images[0].shape[:2]} and "
-                    f"{images[-1].shape[:2]} ({file}); give size"
-                )
-            check_unpacked(folder, len(images) * images[0].nbytes, packed)
-        labels += [label] * len(pictures)
-    x = np.stack(images).transpose(0, 3, 1, 2)
-    return torch.from_numpy(np.ascontiguousarray(x)), torch.tensor(labels)
+    train, test, names, notes = read_folder(root, size, skip_broken)
+    return Arrays(*train.tensors(), *test.tensors(), names, tuple(notes))

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from yopo.attacks.names import Attack
+from yopo.attacks.autoattack import LEAST_CLASSES
+from yopo.attacks.names import STANDARD, Attack
 from yopo.attacks.steps import step_size
 from yopo.core.files import read_text
 from yopo.core.threat import Threat
@@ -91,7 +92,11 @@ def settings(attack: Attack, threat: Threat, step: float | None) -> str:
     if attack.kind == "cw":
         return f"{attack.steps} Adam steps, rate 0.01, c = 500"
     if attack.kind == "autoattack":
-        return "standard version" if len(attack.stages) > 1 else "as in the standard version"
+        if len(attack.stages) == 1:
+            return "as in the standard version"
+        lacking = [stage for stage in STANDARD if stage not in attack.stages]
+        needs = (f"{stage}, which needs {LEAST_CLASSES[stage]} classes" for stage in lacking)
+        return " without ".join(["standard version", *needs])
     if attack.own is not None:
         return f"the caller's own, of {getattr(attack.own, '__module__', 'unknown')}"
     return ""

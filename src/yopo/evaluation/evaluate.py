@@ -81,6 +81,7 @@ def evaluate(
     net = Network.of(model, precision, x)
     images = Data.of(net, x, y)
     classes = check_data(net, images)
+    chosen = [autoattack.for_classes(attack, classes) for attack in chosen]
     warnings = suspicious(net, images, threat, chosen, step) if checks else []
     sha, seen = weights_digest(model), values_digest(x, y)
     journal = None
@@ -110,7 +111,7 @@ def evaluate(
         "images_sha256": seen,
         "threat": norm(threat),
         "eps": threat.eps,
-        "settings": {attack.name: settings(attack, threat, step) for attack in chosen},
+        "settings": {a.name: settings(a, threat, step) for a in chosen},
         "weights": "as given by the caller",
         "weights_sha256": sha,
         "precision": precision,

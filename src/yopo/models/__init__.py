@@ -5,7 +5,7 @@ ends unless told otherwise.
 """
 
 from yopo.models.normalize import Normalize
-from yopo.models.resnet import PreActResNet, preactresnet18, wideresnet
+from yopo.models.resnet import PreActResNet, fitted, preactresnet18, wideresnet
 from yopo.models.smallcnn import SmallCNN
 
-__all__ = ["Normalize", "PreActResNet", "SmallCNN", "preactresnet18", "wideresnet"]
+__all__ = ["Normalize", "PreActResNet", "SmallCNN", "fitted", "preactresnet18", "wideresnet"]

@@ -114,3 +114,23 @@ def wideresnet(
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     nn.init.zeros_(net.linear.bias)
     return net
+
+
+def fitted(
+    classes: int = 10, *, channels: int = 3, size: int = 64, width: int = 128
+) -> PreActResNet:
+    """A residual network for images of any `size`, small enough for a few hundred of them.
+
+    Its stages halve the image until it is at most 8x8 (six at most); the last has `width` filters,
+    each before it half as many, but at least 16. Where a stage sees more than 32x32, it is one
+    block, else two.
+    """
+    if size < 1 or width < 1:
+        raise ValueError(f"expected size and width of at least 1, got {size} and {width}")
+    sides = [size]
+    while sides[-1] > 8 and len(sides) < 6:
+        sides.append(-(-sides[-1] // 2))
+    last = len(sides) - 1
+    widths = [max(min(16, width), width // 2 ** (last - i)) for i in range(len(sides))]
+    blocks = [1 if side > 32 else 2 for side in sides]
+    return PreActResNet(classes, channels=channels, stem=widths[0], widths=widths, blocks=blocks)

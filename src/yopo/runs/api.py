@@ -16,16 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yopo
-from yopo.data import load
-from yopo.data.sources import Arrays
 from yopo.evaluation.network import Precision
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Tell
 from yopo.runs import evaluating, folder, state
 from yopo.runs.alone import alone_in
-from yopo.runs.build import out_of_reach, propagations
+from yopo.runs.build import build_data, out_of_reach, propagations
 from yopo.runs.distributed import pick_device
 from yopo.runs.evaluating import Evaluation
+from yopo.runs.fitting import fitted, said_of
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.progress import Logged, Watcher, stopped_by_signals
 from yopo.runs.recipes import method_tree, recipe
@@ -46,7 +45,8 @@ from yopo.runs.trainer import Trainer
 def configure(source: str | Path, *over: Tree) -> Config:
     """The settings of a recipe or a YAML file, with others over them, the last on top.
 
-    With other epochs drops and warm-ups move along; with another radius the step does.
+    With other epochs drops and warm-ups move along; with another radius the step does. A batch or
+    a number of epochs that is given stays, whatever the recipe's `fit` says.
     """
     path = Path(source)
     is_file = path.suffix in (".yaml", ".yml")
@@ -58,6 +58,8 @@ def configure(source: str | Path, *over: Tree) -> Config:
         if isinstance(threat, dict) and "eps" in threat and "step" not in threat:
             tree = with_radius(tree, threat)
         tree = overlay(tree, given)
+        if "fit" not in given and isinstance(fit := tree.get("fit"), list):
+            tree["fit"] = [name for name in fit if name not in given]  # what is given stays
     return validate(tree)
 
 
@@ -131,7 +133,9 @@ def train_run(
     refuse_taken(out, resume=resume)
     watch = watch or Logged()
     chosen = pick_device(device)
-    trainer = Trainer(config, _data(config), out, watch, chosen)
+    data = build_data(config.data)
+    config = fitted(config, data)
+    trainer = Trainer(config, data, out, watch, chosen)
 
     def ask() -> None:
         if not trainer.stop:  # the batch of an attack may take a while
@@ -145,6 +149,8 @@ def train_run(
         elif resume:
             watch.say(f"nothing to resume in {out}; starting")
         watch.say(trainer.about())
+        for line in said_of(config, data):
+            watch.say(line)
         if (weak := out_of_reach(config)) is not None:
             watch.say(f"{name or config.method.name}: {weak}")
         with stopped_by_signals(ask):
@@ -168,7 +174,8 @@ def compare_runs(
         path = out / name
         if resume and folder.is_finished(path):
             there = validate(folder.read_settings(path, run=True))
-            refuse_another(path, what_counts(there), what_counts(config))
+            mine = fitted(config, build_data(config.data)) if config.fit else config
+            refuse_another(path, what_counts(there), what_counts(mine))
         else:
             refuse_taken(path, resume=resume)
     results: dict[str, Tree] = {}
@@ -208,6 +215,8 @@ def refuse_taken(out: Path, *, resume: bool) -> None:
 class Cost:
     """What a training would take here."""
 
+    config: Config  # with the batch and the epochs that the images need
+    notes: list[str]  # what a user should know of the images
     steps: int  # an epoch
     seconds: float  # a step
     propagations: float  # an epoch, per image
@@ -215,14 +224,12 @@ class Cost:
 
 def measure_cost(config: Config, device: str | None = None) -> Cost:
     """Measure a few steps of a training; nothing is kept."""
+    data = build_data(config.data)
+    config = fitted(config, data)
     with tempfile.TemporaryDirectory() as out:
-        trainer = Trainer(config, _data(config), Path(out), Logged(), pick_device(device))
-        return Cost(len(trainer.loader), *trainer.measure(steps=5))
-
-
-def _data(config: Config) -> Arrays:
-    d = config.data
-    return load(d.name, root=d.root, path=d.path, size=d.size)
+        trainer = Trainer(config, data, Path(out), Logged(), pick_device(device))
+        notes = said_of(config, data)
+        return Cost(config, notes, len(trainer.loader), *trainer.measure(steps=5))
 
 
 # ---------------------------------------------------------------- evaluating
@@ -244,6 +251,8 @@ def evaluate_run(
     device: str | None = None,
     trust: bool = False,
     model_name: str | None = None,
+    data_root: Path | None = None,
+    data_path: Path | None = None,
     progress: Tell | None = None,
     found: Callable[[Result], None] | None = None,
 ) -> Evaluation:
@@ -251,14 +260,21 @@ def evaluate_run(
 
     weights: "best" (default) or "last", of a run folder. samples: test images, drawn with `seed`;
     all by default. eps: by default the run's. step, batch, precision, compile, progress: as in
-    `yopo.evaluate`. examples: write the images found, too. trust, model_name: see
-    `yopo.runs.saved.find`; without them only our own networks and timm's are built.
+    `yopo.evaluate`. examples: write the images found, too. trust, model_name, data_root, data_path:
+    see `yopo.runs.saved.find`; without the first two only our own networks and timm's are built.
     found: is given the result before it is written.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
     saved = evaluating.check(
-        run, attacks, weights=weights, eps=eps, trust=trust, model_name=model_name
+        run,
+        attacks,
+        weights=weights,
+        eps=eps,
+        trust=trust,
+        model_name=model_name,
+        data_root=data_root,
+        data_path=data_path,
     )
     target = pick_device(device)
     arrays = load_data(saved)

@@ -15,15 +15,24 @@ from torch.optim import Optimizer
 
 import yopo
 from yopo.core.frozen import forked_rng
+from yopo.data import Arrays, load
 from yopo.methods.registry import ENTRIES
-from yopo.runs.sections import L2Config, LinfConfig, ModelConfig
+from yopo.runs.sections import DataConfig, L2Config, LinfConfig, ModelConfig
 from yopo.runs.settings import Config
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "smallcnn": yopo.models.SmallCNN,
     "preactresnet18": yopo.models.preactresnet18,
     "wideresnet": yopo.models.wideresnet,
+    "fitted": yopo.models.fitted,
 }
+SIZED = ("smallcnn", "fitted")  # they are built for images of one size
+
+
+def build_data(config: DataConfig) -> Arrays:
+    """The data set of a configuration."""
+    c = config
+    return load(c.name, root=c.root, path=c.path, size=c.size, skip_broken=c.skip_broken)
 
 
 def build_threat(config: LinfConfig | L2Config, part: float = 1.0) -> yopo.Linf | yopo.L2:
@@ -71,9 +80,9 @@ def build_model(config: ModelConfig, x_train: Tensor, classes: int) -> nn.Module
     if config.name == "smallcnn" and height != width and "size" not in config.options:
         raise ValueError(
             f"smallcnn is for square images, got {height}x{width}; "
-            "give data.size for image folders, or another model"
+            "give --data.size 64 for folders of pictures, or --model.name fitted"
         )
-    net = build_network(config, classes, channels, width)
+    net = build_network(config, classes, channels, min(height, width))
     if not config.normalize:
         return net
     pixels = x_train[:: max(1, len(x_train) // 10000)].float() / 255
@@ -88,7 +97,7 @@ def build_network(config: ModelConfig, classes: int, channels: int, side: int) -
     """The network itself, without normalisation."""
     if config.name in NETWORKS:
         options = {"channels": channels, **config.options}
-        if config.name == "smallcnn":
+        if config.name in SIZED:
             options.setdefault("size", side)
         _fits(config.name, NETWORKS[config.name], classes, **options)
         try:

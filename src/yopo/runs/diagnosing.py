@@ -26,18 +26,21 @@ def diagnose_run(
     device: str | None = None,
     trust: bool = False,
     model_name: str | None = None,
+    data_root: Path | None = None,
+    data_path: Path | None = None,
 ) -> Tree:
     """Study the network of a run folder on training images drawn with `seed`; write what is found.
 
     weights: "best" or "last". splits: modules where f0 may end; chosen by default. m: the largest
-    to try. trust, model_name: see `yopo.runs.saved.find`.
+    to try. trust, model_name, data_root, data_path: see `yopo.runs.saved.find`.
     """
     if not run.is_dir():
         raise ValueError(f"expected the folder of a run, got {run}")
     if images < 2:
         raise ValueError(f"expected --images of at least 2, got {images}")
     check_writable(run)
-    saved = find(run, weights, trust=trust, model_name=model_name)
+    whose = {"data_root": data_root, "data_path": data_path}
+    saved = find(run, weights, trust=trust, model_name=model_name, **whose)
     target, data = pick_device(device), load_data(saved)
     model = load_model(saved, data)
     order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed))

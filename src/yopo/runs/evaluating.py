@@ -38,10 +38,13 @@ def check(
     eps: float | None = None,
     trust: bool = False,
     model_name: str | None = None,
+    data_root: Path | None = None,
+    data_path: Path | None = None,
 ) -> Saved:
     """The network of a run, if attacks on it may begin; else a ValueError."""
     chosen = parse_all(attacks)
-    saved = find(run, weights, trust=trust, model_name=model_name)
+    places = {"data_root": data_root, "data_path": data_path}
+    saved = find(run, weights, trust=trust, model_name=model_name, **places)
     for attack in chosen:
         check_norm(attack, choose_threat(saved.config, eps))
     return saved

@@ -139,8 +139,11 @@ def check_writable(folder: Path) -> None:
 class RunFolder:
     """One run's folder, while it trains. Only the first process writes."""
 
-    def __init__(self, path: Path, watch: Watcher, *, writes: bool) -> None:
+    def __init__(
+        self, path: Path, watch: Watcher, *, writes: bool, images: Tree | None = None
+    ) -> None:
         self.path, self.watch, self.writes = path, watch, writes
+        self.images = images  # their classes and shape, which stand beside the weights
         self.lines: list[str] | None = None  # of the metrics; checkpoints hold them too
         self._torn = False  # the last one could not be written
         self._there: os.stat_result | None = None
@@ -197,8 +200,11 @@ class RunFolder:
         if not self.writes:
             return True
         self._check_there()
+        words = {"config": json.dumps(config)}
+        if self.images is not None:
+            words["images"] = json.dumps(self.images)
         try:
-            tensor_files.save_weights(self.path / name, state, {"config": json.dumps(config)})
+            tensor_files.save_weights(self.path / name, state, words)
         except OSError as error:
             self.watch.say(f"could not write {name} ({error})")
             return False
@@ -318,6 +324,20 @@ def read_weights_settings(path: Path) -> Tree:
     if not isinstance(tree, dict):
         raise ValueError(f"expected settings in {path.name}, got {type(tree).__name__}")
     return tree
+
+
+def read_weights_images(path: Path) -> schemas.Images | None:
+    """What a file of weights says of the images that it is for; earlier versions said nothing."""
+    from yopo.core import tensor_files
+
+    words = tensor_files.load_metadata(path).get("images")
+    if words is None:
+        return None
+    value = files.parse_json(words, f"the metadata of {path.name}")
+    if not isinstance(value, dict):
+        raise ValueError(f"expected classes and a shape in {path.name}, got {str(value)[:40]}")
+    _checked(path, value, schemas.Images)
+    return schemas.Images.model_validate(value)
 
 
 def read_config(run: Path) -> dict[str, Any]:

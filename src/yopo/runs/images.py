@@ -27,14 +27,23 @@ class Images:
     digest: str  # SHA-256 of the whole training set
 
 
+def held_out(n: int, config: Config) -> int:
+    """How many of n training images are held out."""
+    given = config.data.held_out
+    out = given if isinstance(given, int) else max(1, round(given * n))
+    if out >= n:
+        advice = f"; give --data.held_out {max(1, n // 5)}" if n > 1 else ""
+        raise ValueError(f"expected data.held_out below the {n} training images, got {out}{advice}")
+    return out
+
+
 def split(data: Arrays, config: Config) -> Images:
     """Hold images out of the training set, drawn with the run's seed."""
     sha = hashlib.sha256(repr(tuple(data.x_train.shape)).encode())
     for tensor in (data.x_train, data.y_train):
         sha.update(tensor.contiguous().numpy().tobytes())
-    n, out = len(data.x_train), config.data.held_out
-    if out >= n:
-        raise ValueError(f"expected data.held_out below the {n} training images, got {out}")
+    n = len(data.x_train)
+    out = held_out(n, config)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(mix(config.seed, "split")))
     rest, held = order[out:].sort().values, order[:out]
     labels = data.y_train[held]

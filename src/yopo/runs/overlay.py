@@ -10,7 +10,8 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     """`over` on top of `base`, at every depth.
 
     With another method or threat (a recipe for yopo, a flag for pgd), what the base says about the
-    old one no longer applies and is dropped; so are the options of another model.
+    old one no longer applies and is dropped; so are the options of another model, and the size that
+    pictures are brought to, of other data.
     """
     result = dict(base)
     for key, value in over.items():
@@ -26,7 +27,8 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
 
 def _belongs(section: str, key: str) -> bool:
     """Whether a setting is the named thing's own, and goes when it goes."""
-    return section in ("method", "threat") or (section == "model" and key == "options")
+    own = {"model": "options", "data": "size"}
+    return section in ("method", "threat") or own.get(section) == key
 
 
 def nested(flags: Mapping[str, str]) -> Tree:

@@ -107,8 +107,23 @@ DEMO: Tree = {
     "evaluate": {"steps": 20, "images": 200},
 }
 
+OWN: Tree = {
+    "method": method_tree("yopo-3-3"),
+    "threat": {"name": "linf", "eps": 8 / 255, "step": 2 / 255},
+    "data": {"name": "folder", "size": 64, "held_out": 0.1, "crop": 4, "flip": True},
+    "model": {"name": "fitted", "normalize": True},
+    "optimizer": {"name": "adamw", "lr": 2e-3, "weight_decay": _DECAY},
+    "schedule": {"name": "onecycle", "warmup": 9},
+    "epochs": 30,
+    "batch": 128,
+    "fit": ["batch", "epochs"],
+    "eps_warmup": 6,
+    "evaluate": {"keep": "last"},  # few held-out images choose by chance
+}
+
 RECIPES: dict[str, tuple[str, Tree]] = {
     "demo": ("embedded digits, a small network, YOPO-3-5: about a minute on a CPU", DEMO),
+    "own": ("your own pictures (--data.root DIR) at eps 8/255, with a network that fits them", OWN),
     "mnist-fast": (
         "MNIST at eps 0.3, quickly: YOPO-5-10 with a one-cycle rate",
         overlay(

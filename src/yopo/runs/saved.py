@@ -7,11 +7,18 @@ import torch
 from torch import nn
 
 from yopo.core import tensor_files
-from yopo.data import load
 from yopo.data.sources import Arrays
 from yopo.runs import strangers
-from yopo.runs.build import build_model
-from yopo.runs.folder import CONFIG, WEIGHTS, is_run, read_settings, read_weights_settings, runs_in
+from yopo.runs.build import build_data, build_model
+from yopo.runs.folder import (
+    CONFIG,
+    WEIGHTS,
+    is_run,
+    read_settings,
+    read_weights_images,
+    read_weights_settings,
+    runs_in,
+)
 from yopo.runs.settings import Config, validate
 
 
@@ -25,14 +32,24 @@ class Saved:
 
 
 def find(
-    path: Path, which: str | None = None, *, trust: bool = False, model_name: str | None = None
+    path: Path,
+    which: str | None = None,
+    *,
+    trust: bool = False,
+    model_name: str | None = None,
+    data_root: Path | None = None,
+    data_path: Path | None = None,
 ) -> Saved:
     """The network in a run folder or a weights file, if it may be built.
 
     which: "best" or "last", of a run folder. trust: build what the run names, whatever it is;
-    model_name: the same for one network, my_module:build_model, that the user knows.
+    model_name: the same for one network, my_module:build_model, that the user knows. data_root,
+    data_path: where the run's data are now.
     """
     config, weights = _find(path, which)
+    moved = {"root": data_root, "path": data_path}
+    moved = {key: value for key, value in moved.items() if value is not None}
+    config = config.model_copy(update={"data": config.data.model_copy(update=moved)})
     name = config.model.name
     if model_name not in (None, name):
         raise ValueError(
@@ -70,24 +87,44 @@ def _find(path: Path, which: str | None) -> tuple[Config, Path]:
 def load_data(saved: Saved) -> Arrays:
     """The data that the run was trained on."""
     d = saved.config.data
-    named = [Path(p) for p in (d.root, d.path) if p]
+    named = [p for p in (d.root, d.path) if p]
     if not saved.trusted and any(str(p)[:2] in ("//", "\\\\") for p in named):
         raise ValueError(
             f"the run names data on another computer ({', '.join(map(str, named))}), which was "
             "not asked for them; if you trust it, say --trust"
         )
+    places = {key: _place(getattr(d, key), saved.weights) for key in ("root", "path")}
     try:
-        return load(d.name, root=d.root, path=d.path, size=d.size)
+        return build_data(d.model_copy(update=places))
     except (ValueError, OSError) as error:
-        if all(p.is_absolute() or p.exists() for p in named):
+        if all(p.is_absolute() or p.exists() for p in places.values() if p):
             raise
+        flag = "--data.path FILE" if d.path else "--data.root DIR"
         raise ValueError(
-            f"{error}. The run names its data from the folder it was trained in; run this there"
+            f"{error}. The run names its data from the folder it was trained in; run this there, "
+            f"or say where they are: {flag}"
         ) from None
 
 
+def _place(named: Path | None, weights: Path) -> Path | None:
+    """Where data are that were named from another folder: runs and data may have moved together."""
+    if named is None or named.is_absolute() or named.exists():
+        return named
+    around = (folder / named for folder in weights.resolve().parents)
+    return next((place for place in around if place.exists()), named)
+
+
+def load_images(saved: Saved) -> Arrays:
+    """One black image like those of the run, with the classes' names; its data, if it says none."""
+    told = read_weights_images(saved.weights)
+    if told is None:
+        return load_data(saved)
+    x, y = torch.zeros(1, *told.shape, dtype=torch.uint8), torch.zeros(1, dtype=torch.long)
+    return Arrays(x, y, x, y, tuple(told.classes))
+
+
 def load_model(saved: Saved, data: Arrays) -> nn.Module:
-    """The network with its weights, in eval mode."""
+    """The network with its weights and its normalisation, in eval mode."""
     config, weights, classes = saved.config, saved.weights, len(data.names)
     state = tensor_files.load_weights(weights)
     if saved.trusted:

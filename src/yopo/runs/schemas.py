@@ -88,6 +88,20 @@ class Result(BaseModel):
         return self
 
 
+class Images(BaseModel):
+    """What stands beside weights of the images that they are for."""
+
+    classes: Annotated[list[Words], Field(min_length=1, max_length=100_000)]
+    shape: Annotated[list[Annotated[int, Field(ge=1, le=2**16)]], Field(min_length=3, max_length=3)]
+
+    @model_validator(mode="after")
+    def _bearable(self) -> Self:
+        channels, height, width = self.shape
+        if channels * height * width > 2**24:
+            raise ValueError("expected images of at most 2^24 numbers")
+        return self
+
+
 class _Named(BaseModel):
     name: Words
 

@@ -70,6 +70,19 @@ def _list(value: object) -> object:
     return words if any(words) else []
 
 
+def _held_out(value: object) -> object:
+    """Images, as a whole number, or a part of them, as 0.1 or 1/10."""
+    try:
+        many = fraction(value, "it") if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        many = 0.0
+    if 0 < many < 1:
+        return many
+    if not (1 <= many <= MOST and many.is_integer()) or isinstance(value, bool):
+        raise ValueError("expected a number of images, as 500, or a part of them, as 0.1")
+    return int(many)
+
+
 def _place(value: object) -> object:
     """A path that a message can name."""
     if len(str(value)) > 1000:
@@ -87,6 +100,8 @@ Part = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
 Names = Annotated[list[Words], BeforeValidator(_list)]
 Options = Annotated[dict[str, Any], BeforeValidator(_options)]
+HeldOut = Annotated[int | float, BeforeValidator(_held_out)]
+Fit = Annotated[list[Literal["batch", "epochs"]], BeforeValidator(_list)]
 
 
 class Section(BaseModel):
@@ -174,8 +189,10 @@ class DataConfig(Section):
     root: Place | None = Field(None, description="folder with the data (mnist, cifar10, folder)")
     path: Place | None = Field(None, description="file with the data (npz)")
     size: Count | None = Field(None, description="side that images of a folder are brought to")
-    held_out: Count = Field(
-        500, description="training images kept aside to choose the best weights"
+    skip_broken: bool = Field(False, description="leave out pictures that cannot be read (folder)")
+    held_out: HeldOut = Field(
+        500,
+        description="training images kept aside to choose the best weights; below 1, a part of all",
     )
     crop: FromNought = Field(0, description="random shift, in pixels")
     flip: bool = Field(False, description="mirror at random")
@@ -188,7 +205,8 @@ class ModelConfig(Section):
 
     name: Words = Field(
         "smallcnn",
-        description="smallcnn, preactresnet18, wideresnet, my_module:function, or timm:NAME",
+        description="smallcnn, preactresnet18, wideresnet, fitted (to the images' size), "
+        "my_module:function, or timm:NAME",
     )
     options: Options = Field(
         default_factory=dict, description="arguments of the network, as --model.options.width 16"

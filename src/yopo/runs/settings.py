@@ -16,6 +16,7 @@ from yopo.runs.sections import (
     DataConfig,
     DiagnoseConfig,
     EvaluateConfig,
+    Fit,
     GuardConfig,
     LinfConfig,
     ModelConfig,
@@ -49,6 +50,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     epochs: Count = 10
     batch: Count = Field(128, description="images a step, over all processes")
+    fit: Fit = Field([], description="of batch and epochs, what few images may change")
     seed: int = 0
     train_eps: Positive = Field(1.0, description="radius of the ball trained with, in threat.eps")
     eps_warmup: NotNegative = Field(0.0, description="epochs in which eps grows from 0")
@@ -69,9 +71,9 @@ class Config(Section):
 def what_counts(config: Config) -> Tree:
     """What must be the same for a run to go on; where data lies and when to save may differ."""
     tree = config.tree()
-    for key in ("checkpoint", "diagnose", "notes", "engine"):
+    for key in ("checkpoint", "diagnose", "notes", "engine", "fit"):
         tree.pop(key)
-    for key in ("root", "path", "resident"):
+    for key in ("root", "path", "resident", "skip_broken"):  # the images themselves count
         tree["data"].pop(key)
     return tree
 

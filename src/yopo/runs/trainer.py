@@ -52,7 +52,8 @@ class Trainer:
         self.stop = False  # set from a signal handler
         self.learner = Learner(config, data, watcher, device)
         first = self.learner.rank == 0
-        self.files = RunFolder(out, watcher, writes=first)
+        images = {"classes": list(data.names), "shape": list(data.x_train.shape[1:])}
+        self.files = RunFolder(out, watcher, writes=first, images=images)
         self.images = split(data, config)
         self.loader = Loader(
             *self.images.train,

@@ -1,0 +1,105 @@
+"""Folders of pictures as people have them: split by itself, split beforehand, some broken."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from yopo.data import Arrays, load
+
+
+def write(root: Path, classes: tuple[str, ...] = ("ant", "bee"), many: int = 20) -> Path:
+    rng = np.random.default_rng(0)
+    for name in classes:
+        (root / name).mkdir(parents=True)
+        for i in range(many):
+            Image.fromarray(rng.integers(0, 256, (4, 6, 3), np.uint8)).save(
+                root / name / f"{i}.png"
+            )
+    return root
+
+
+def images(x: torch.Tensor) -> set[bytes]:
+    return {image.numpy().tobytes() for image in x}
+
+
+def both(arrays: Arrays) -> tuple[set[bytes], set[bytes]]:
+    return images(arrays.x_train), images(arrays.x_test)
+
+
+def test_a_folder_of_classes_is_split_by_itself_and_says_so(tmp_path: Path) -> None:
+    arrays = load("folder", root=write(tmp_path / "photos"))
+    train, test = both(arrays)
+    assert not train & test
+    assert len(train) + len(test) == 40
+    assert 2 <= len(test) <= 16  # a fifth of 40 is 8, with a deviation of 2.5
+    assert arrays.names == ("ant", "bee")
+    assert {*arrays.y_test.tolist()} == {*arrays.y_train.tolist()} == {0, 1}
+    assert f"{len(test)} of its 40 pictures are the test set" in arrays.notes[0]
+    assert "seed 0" in arrays.notes[0]
+
+
+def test_what_is_added_or_copied_never_moves_a_picture_to_the_test_set(tmp_path: Path) -> None:
+    root = write(tmp_path / "photos")
+    train, test = both(load("folder", root=root))
+    for file in sorted((root / "ant").iterdir())[:10]:  # copies, by other names
+        (root / "ant" / f"copy of {file.name}").write_bytes(file.read_bytes())
+    write(tmp_path / "more", many=30)
+    for file in (tmp_path / "more").rglob("*.png"):
+        file.rename(root / file.parent.name / f"new {file.name}")
+    root = root.rename(tmp_path / "moved")
+    after = both(load("folder", root=root))
+    assert train <= after[0]
+    assert test <= after[1]
+    assert not after[0] & after[1]
+
+
+def test_each_class_has_both_however_few_there_are(tmp_path: Path) -> None:
+    root = write(tmp_path / "photos", ("a", "b", "c"), many=2)
+    arrays = load("folder", root=root)
+    assert arrays.y_train.tolist() == arrays.y_test.tolist() == [0, 1, 2]
+    (root / "b" / "0.png").unlink()
+    with pytest.raises(ValueError, match=r"at least 2 pictures that can be read in .*b, got 1"):
+        load("folder", root=root)
+
+
+def test_a_class_may_be_named_train(tmp_path: Path) -> None:
+    root = write(tmp_path / "photos", ("plane", "train"), many=3)
+    assert load("folder", root=root).names == ("plane", "train")
+
+
+def test_val_beside_test_is_said_to_be_unused(tmp_path: Path) -> None:
+    for split in ("train", "test", "val"):
+        write(tmp_path / split, many=1 + (split == "val"))
+    arrays = load("folder", root=tmp_path)
+    assert len(arrays.x_test) == 2
+    assert "val is not used" in arrays.notes[0]
+    (tmp_path / "test").rename(tmp_path / ".test")
+    assert load("folder", root=tmp_path).notes == ()
+
+
+@pytest.mark.parametrize("layout", ["one", "split"])
+def test_broken_pictures_are_all_listed_at_once_or_left_out(tmp_path: Path, layout: str) -> None:
+    if layout == "one":
+        write(tmp_path)
+    else:
+        write(tmp_path / "train")
+        write(tmp_path / "test")
+    broken = sorted(tmp_path.rglob("ant/1*.png"))[:10]
+    for file in broken:
+        file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"--data\.skip_broken true") as refused:
+        load("folder", root=tmp_path)
+    assert all(f"cannot read {file}: " in str(refused.value) for file in broken)
+    arrays = load("folder", root=tmp_path, skip_broken=True)
+    there = 40 if layout == "one" else 80
+    assert len(arrays.x_train) + len(arrays.x_test) == there - len(broken)
+    assert f"{len(broken)} broken pictures are left out" in arrays.notes[0]
+    for i in range(20):
+        (tmp_path.rglob("bee").__next__() / f"{i}.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=f"and {len(broken) + 20 - 10} more"):
+        load("folder", root=tmp_path)
+    with pytest.raises(ValueError, match=r"pictures that can be read in .*bee, got 0"):
+        load("folder", root=tmp_path, skip_broken=True)
