@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from yopo.evaluation.card import duration, percent
 from yopo.evaluation.result import Interval, wilson
+from yopo.report.clock import busy, disagree, undisturbed
 from yopo.report.groups import baseline, called, same_hardware, seeds, timed
 from yopo.report.records import Run
 from yopo.report.words import unlearnt
@@ -106,21 +107,10 @@ def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
                 f"{name} and {other} were trained on different hardware: no time ratio."
             )
             continue
-        ours, theirs = _mean(group, "train_seconds"), _mean(rivals, "train_seconds")
+        text = _cost(name, other, group, rivals)
         if part[0].short:
-            ours, theirs = ours / part[0].config["epochs"], theirs / rivals[0].config["epochs"]
-            sentences.append(
-                f"An epoch of {name} takes {ours / theirs:.2f} of one of {other} "
-                f"({duration(ours)} against {duration(theirs)})."
-            )
+            sentences.append(f"{text}.")
             continue
-        cost = _mean(group, "propagations") / _mean(rivals, "propagations")
-        many = len(group) > 1 or len(rivals) > 1
-        text = (
-            f"{name} trained in {ours / theirs:.2f} of {other}'s time ({duration(ours)} for "
-            f"{_epochs(group)} against {duration(theirs)} for {_epochs(rivals)}"
-            f"{', means over runs' if many else ''}), with {cost:.2f} of its propagations"
-        )
         others = next(group for group in seeds(runs) if rivals[0] in group)
         if all(r in scores for r in (*part, *others)):  # those that shared a GPU too
             points = [100 * mean(scores[r].share for r in who) for who in (part, others)]
@@ -128,6 +118,37 @@ def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
             text += f" (mean of {len(others)} seeds)" if len(others) > 1 else ""
         sentences.append(text + ".")
     return sentences
+
+
+def _cost(name: str, other: str, group: Sequence[Run], rivals: Sequence[Run]) -> str:
+    """Time and propagations in parts of the rivals'; no time where the machine was busy."""
+    ours, theirs = undisturbed(group), undisturbed(rivals)
+    cost = _mean(group, "propagations") / _mean(rivals, "propagations")
+    if ours is None or theirs is None:
+        took = {run: words for run in (*group, *rivals) if (words := busy(run))}
+        how = "; ".join(f"{run.label}'s {words}" for run, words in took.items())
+        return (
+            f"The machine was busy while {name} or {other} trained ({how}), so their times do not "
+            f"compare; {name} made {cost:.2f} of {other}'s propagations"
+        )
+    if disagree(ours / theirs, cost):
+        return (
+            f"The machine was busy while {name} or {other} trained: a propagation took "
+            f"{ours / theirs / cost:.1f} times as long in one as in the other. So their times do "
+            f"not compare; {name} made {cost:.2f} of {other}'s propagations"
+        )
+    if group[0].short:
+        ours, theirs = ours / group[0].config["epochs"], theirs / rivals[0].config["epochs"]
+        return (
+            f"An epoch of {name} takes {ours / theirs:.2f} of one of {other} "
+            f"({duration(ours)} against {duration(theirs)})"
+        )
+    many = len(group) > 1 or len(rivals) > 1
+    return (
+        f"{name} trained in {ours / theirs:.2f} of {other}'s time ({duration(ours)} for "
+        f"{_epochs(group)} against {duration(theirs)} for {_epochs(rivals)}, by the median epoch"
+        f"{', means over runs' if many else ''}), with {cost:.2f} of its propagations"
+    )
 
 
 def _epochs(runs: Sequence[Run]) -> str:

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from yopo import __version__
 from yopo.report import curves
+from yopo.report.clock import busy
 from yopo.report.groups import called, seeds
 from yopo.report.headline import headline
 from yopo.report.pictures import Strip, shown
@@ -80,8 +81,14 @@ def _charts_note(runs: Sequence[Run]) -> str:
         "to a chart with Tab and use the arrow keys, to see the epoch; the buttons show and hide "
         "curves."
     )
-    shared = " Runs that shared a GPU are not drawn against time."
-    return text + shared if any(run.shared for run in runs) else text
+    if any(run.shared for run in runs):
+        text += " Runs that shared a GPU are not drawn against time."
+    if disturbed := [run.label for run in runs if run.points and not run.shared and busy(run)]:
+        text += (
+            f" The machine was busy while {', '.join(disturbed)} trained: against time "
+            "they stand too far right; propagations do not change with the machine."
+        )
+    return text
 
 
 def _section(run: Run, colour: int, strips: Sequence[Strip]) -> dict[str, Any]:

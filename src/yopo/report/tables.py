@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from yopo.evaluation.card import circumstances, duration, how
+from yopo.report.clock import busy
 from yopo.report.records import Run
 from yopo.report.words import evaluated_weights
 
@@ -44,7 +45,9 @@ def runs_table(runs: Sequence[Run]) -> Table:
         done = run.lines[-1]["epoch"] if run.lines else 0
         cells: list[Cell] = [(run.name, f"{run.method}, {task}" if differ else run.method)]
         spent = "–" if seconds is None else duration(seconds)
-        cells += [(spent, "shared a GPU") if run.shared else spent]
+        took = busy(run)
+        unsure = "shared a GPU" if run.shared else took and f"the machine was busy: {took}"
+        cells += [(spent, unsure) if unsure else spent]
         cells += ["–" if cost is None else f"{cost:.0f}"]
         cells += [f"{done}" if run.result else f"{done} of {run.config['epochs']}"]
         best = result.get("best_epoch", -1)  # -1 where every epoch collapsed
