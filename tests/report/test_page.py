@@ -779,3 +779,61 @@ def test_another_radius_is_not_put_beside_the_papers(tmp_path: Path) -> None:
         (folder / "eval.json").write_text(json.dumps(found))
     text = with_paper(read_runs(folders), "table2")
     assert ("25.00%" in text, "50.00%" in text) == (True, False)  # not the mean over two radii
+
+
+# ---------------------------------------------------------------- several evaluations of a network
+
+
+def quick(folder: Path, share: float) -> None:
+    """Leave what `yopo eval --samples 200 --attacks pgd-10` leaves."""
+    found = read(folder, "eval.json")
+    (folder / "eval.json").rename(folder / "eval-203001011200.json")
+    found["attacks"] = {
+        "clean": found["attacks"]["clean"],
+        "pgd-10": found["attacks"]["pgd-40"] | {"accuracy": share},
+    }
+    found["worst"] = {"accuracy": share, "interval": [share - 0.06, share + 0.06]}
+    found["about"] |= {"images": 200}
+    (folder / "eval.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.8])  # by chance its 200 images may be harder
+def test_a_quick_evaluation_pushes_no_stronger_one_off_the_page(
+    tmp_path: Path, share: float
+) -> None:
+    pgd, fast = write_run(tmp_path / "a", PGD, robust=0.5), write_run(tmp_path / "b", robust=0.7)
+    before = headline(read_runs([pgd, fast]))[0]
+    assert "70.00%" in before
+    quick(fast, share)
+    assert headline(read_runs([pgd, fast]))[0] == before  # one of them was evaluated quickly
+    quick(pgd, share)
+    runs = read_runs([pgd, fast])
+    assert headline(runs)[0] == before  # and both
+    found = Page(page(runs))
+    heads, *rows = found.tables["attacks"]
+    assert [row[heads.index("images")] for row in rows] == ["1,000", "200"] * 2
+    assert [row[heads.index("pgd-10")].split()[0] for row in rows] == ["–", percent(share)] * 2
+    assert all(run.evaluations.keys() == {"eval.json", "eval-203001011200.json"} for run in runs)
+    assert found.text.count("Other evaluations (1)") == 2
+
+
+def test_another_radius_does_not_lead(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", robust=0.5)
+    found = read(folder, "eval.json")
+    found["worst"]["accuracy"] = 0.01
+    found["about"] |= {"eps": 0.4, "threat": "L∞, eps = 0.4", "images": 5000}
+    (folder / "eval-203001011200.json").write_text(json.dumps(found))
+    assert "50.00%" in headline(read_runs([folder]))[0]
+
+
+def test_what_was_set_aside_of_weights_that_are_gone_is_history(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", robust=0.5)
+    result = read(folder, "result.json")
+    result["weights_sha256"] = {"best": "ab" * 32, "last": "cd" * 32}
+    (folder / "result.json").write_text(json.dumps(result))
+    found = read(folder, "eval.json")
+    found["about"]["weights_sha256"] = "ef" * 32
+    (folder / "eval-203001011200.json").write_text(json.dumps(found))
+    (run,) = read_runs([folder])
+    assert [*run.evaluations] == ["eval.json"]
+    assert not notes(run)

@@ -9,7 +9,7 @@ from yopo.evaluation.card import duration, percent
 from yopo.evaluation.result import Interval, wilson
 from yopo.report.clock import busy, disagree, undisturbed
 from yopo.report.groups import baseline, called, same_hardware, seeds, timed
-from yopo.report.records import Run
+from yopo.report.records import Run, strength
 from yopo.report.words import unlearnt
 
 
@@ -21,6 +21,8 @@ class Score(NamedTuple):
     kind: Hashable
     words: str  # "of 200 test images withstand pgd-20"
     warnings: tuple[str, ...] = ()  # codes
+    clean: float | None = None  # accuracy on the same images without an attack
+    strength: tuple[int, ...] = ()
 
 
 def headline(runs: Sequence[Run]) -> list[str]:
@@ -52,14 +54,16 @@ def headline(runs: Sequence[Run]) -> list[str]:
 
 
 def comparable(runs: Sequence[Run]) -> dict[Run, Score]:
-    """The lowest worst case that all runs have of one kind, else their own PGD; else nothing."""
+    """The strongest evaluation that all runs have of one kind, else their own PGD; else nothing."""
     known = _images_known(runs)
     worst = {run: {score.kind: score for score in _worst(run, known)} for run in runs}
     shared = set.intersection(*(set(kinds) for kinds in worst.values()))
     if shared:
         means = {kind: mean(kinds[kind].share for kinds in worst.values()) for kind in shared}
-        lowest = min(means, key=lambda kind: (means[kind], str(kind)))  # of equal ones the best's
-        return {run: kinds[lowest] for run, kinds in worst.items()}
+        first = next(iter(worst.values()))  # one kind is as strong in all, but for the own radius
+        order = {k: tuple(-part for part in first[k].strength) for k in shared}
+        leads = min(shared, key=lambda k: (order[k], means[k], str(k)))  # of equal ones the best's
+        return {run: kinds[leads] for run, kinds in worst.items()}
     measures: tuple[Callable[[Run, bool], Score | None], ...] = (_test, _held_out)
     for measure in measures:
         scores = {r: score for r in runs if (score := measure(r, known))}
@@ -163,7 +167,8 @@ def _mean(runs: Sequence[Run], what: str) -> float:
 def _most_robust(scores: dict[Run, Score]) -> str:
     settings = [_together(group, scores) for group in seeds(list(scores))]
     order = sorted(settings, key=lambda pair: -pair[1].share)
-    name, (share, interval, _, words, _) = order[0]
+    name, best = order[0]
+    share, interval, words = best.share, best.interval, best.words
     text = f"{percent(share, interval)} {words}"
     if len(order) == 1:
         return f"{name}: {text}."
@@ -171,7 +176,7 @@ def _most_robust(scores: dict[Run, Score]) -> str:
     if equal:
         names = ", ".join([name, *equal[:-1]]) + f" and {equal[-1]}"
         return f"{names} have the same robust accuracy, the highest of {len(scores)} runs: {text}."
-    close = [pair for pair in order[1:] if _chance(order[0][1], pair[1])]
+    close = [pair for pair in order[1:] if _chance(best, pair[1])]
     if not close:
         return f"{name} is the most robust of {len(scores)} runs: {text}."
     others = ", ".join(f"{other} with {100 * score.share:.2f}%" for other, score in close)
@@ -224,7 +229,15 @@ def _worst(run: Run, known: bool) -> list[Score]:
         words = f"of {about['images']:,} test images withstand {under} ({about['threat']}, "
         codes, interval = tuple(w["code"] for w in e["warnings"]), tuple(worst["interval"])
         scores += [
-            Score(worst["accuracy"], interval, (which, *facts), f"{words}{which} weights)", codes)
+            Score(
+                worst["accuracy"],
+                interval,
+                (which, *facts),
+                f"{words}{which} weights)",
+                codes,
+                e["attacks"].get("clean", {}).get("accuracy"),
+                strength(run.config, e),
+            )
             for which in run.weights(e)
         ]
     return scores

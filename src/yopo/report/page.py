@@ -99,7 +99,7 @@ def _section(run: Run, colour: int, strips: Sequence[Strip]) -> dict[str, Any]:
         "colour": colour,
         "label": run.label,
         "notes": notes(run),
-        "cards": [card(e) for e in run.evaluations.values()],
+        "cards": [card(e) for e in run.ranked],
         "strips": [shown(strip) for strip in strips if strip.run is run],
         "settings": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
         "where": ", ".join(facts) or "where is not recorded",

@@ -67,7 +67,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 def attacks_table(runs: Sequence[Run]) -> Table | None:
     """What `yopo eval` found, attack by attack; None if it was not asked."""
-    pairs = [(run, e) for run in runs for e in run.evaluations.values()]
+    pairs = [(run, e) for run in runs for e in run.ranked]
     if not pairs:
         return None
     attacks = list(dict.fromkeys(a for _, e in pairs for a in e["attacks"]))
