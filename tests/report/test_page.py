@@ -68,9 +68,13 @@ def test_tables_and_cards_hold_every_number_of_the_records(three: list[Path]) ->
         result, evaluated = read(folder, "result.json"), read(folder, "eval.json")
         cells = dict(zip(found.tables["runs"][0], found.tables["runs"][i + 1], strict=True))
         assert cells["run"].startswith(folder.name)
+        low, high = (f"{100 * v:.1f}" for v in evaluated["worst"]["interval"])
+        assert cells["clean"] == percent(evaluated["attacks"]["clean"]["accuracy"])
+        assert cells["under attack"] == f"{percent(evaluated['worst']['accuracy'])} {low}–{high}"
+        own = dict(zip(found.tables["own"][0], found.tables["own"][i + 1], strict=True))
         for which in ("best", "last"):
             for attack, share in result[which].items():
-                assert cells[f"{attack}, {which}"] == percent(share)
+                assert own[f"{attack}, {which}"] == percent(share)
         assert cells["training"] == f"{result['train_seconds']:.1f} s"
         assert cells["propagations"] == f"{result['propagations']:.0f}"
         cells = dict(zip(found.tables["attacks"][0], found.tables["attacks"][i + 1], strict=True))
@@ -236,7 +240,9 @@ def test_a_shared_gpu_takes_a_runs_times_and_not_its_accuracy(tmp_path: Path) ->
     (more,) = [s for s in headline(read_runs([*folders, again])) if " trained in " in s]
     assert more.endswith("PGD-5's 30.00% (mean of 2 seeds).")
     found = Page(page(runs))
-    assert [row[1].endswith("shared a GPU") for row in found.tables["runs"][1:]] == [0, 1, 0]
+    heads, *rows = found.tables["runs"]
+    training = [row[heads.index("training")] for row in rows]
+    assert [cell.endswith("shared a GPU") for cell in training] == [0, 1, 0]
     assert "Runs that shared a GPU are not drawn against time." in found.text
     time, passes = (json.dumps(curves.chart(runs, axis)) for axis in curves.AXES)
     assert "y1 (YOPO-2-2), epoch" not in time
@@ -273,7 +279,8 @@ def test_unfinished_runs_are_shown_as_such(tmp_path: Path, three: list[Path]) ->
     assert "No epoch is finished yet." in found.text
     assert "Not finished: 2 of 3 epochs" in found.text
     assert "not counted here: empty (YOPO-2-2), going (YOPO-2-2)" in found.text
-    assert [row[3] for row in found.tables["runs"][-2:]] == ["0 of 3", "2 of 3"]
+    heads, *rows = found.tables["runs"]
+    assert [row[heads.index("epochs")] for row in rows[-2:]] == ["0 of 3", "2 of 3"]
     assert not found.all("button", **{"data-run": "3"})
     Page(page(read_runs([empty])))
 

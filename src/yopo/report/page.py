@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -18,7 +19,8 @@ from yopo.report.groups import called, seeds
 from yopo.report.headline import headline
 from yopo.report.pictures import Strip, shown
 from yopo.report.records import Run
-from yopo.report.tables import Beside, attacks_table, card, runs_table
+from yopo.report.score import comparable
+from yopo.report.tables import Beside, attacks_table, card, own_table, runs_table
 from yopo.report.words import notes
 
 
@@ -33,6 +35,8 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: Beside | None
         for i, group in enumerate(seeds(runs))
         if any(run.points for run in group)
     ]
+    whole = [run for run in runs if not run.short]
+    scores = comparable(whole) if whole else {}
     return _template().render(
         title=f"Adversarial training: {len(runs)} runs" if runs[1:] else "Adversarial training",
         css=Markup(_file("page.css")),
@@ -41,7 +45,8 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: Beside | None
         buttons=buttons,
         charts=[curves.chart(runs, axis) for axis in curves.AXES if curves.drawn(runs, axis)],
         charts_note=_charts_note(runs),
-        runs=runs_table(runs),
+        runs=runs_table(runs, scores),
+        own=own_table(runs),
         attacks=attacks_table(runs),
         paper=paper,
         sections=[_section(run, colour[run], strips) for run in runs],
@@ -68,8 +73,9 @@ def _sha256(text: str) -> str:
 
 
 def _code(text: str) -> Markup:
-    """A sentence with our command in the letters of commands."""
-    return escape(text).replace("`yopo eval`", Markup("<code>yopo eval</code>"))
+    """A sentence with our commands in the letters of commands."""
+    ours = r"`(yopo [a-z]+(?: --[a-z-]+)?(?: \d+)?)`"  # nothing in it is markup
+    return Markup(re.sub(ours, r"<code>\1</code>", str(escape(text))))
 
 
 def _charts_note(runs: Sequence[Run]) -> str:
