@@ -68,9 +68,13 @@ def test_tables_and_cards_hold_every_number_of_the_records(three: list[Path]) ->
         result, evaluated = read(folder, "result.json"), read(folder, "eval.json")
         cells = dict(zip(found.tables["runs"][0], found.tables["runs"][i + 1], strict=True))
         assert cells["run"].startswith(folder.name)
+        low, high = (f"{100 * v:.1f}" for v in evaluated["worst"]["interval"])
+        assert cells["clean"] == percent(evaluated["attacks"]["clean"]["accuracy"])
+        assert cells["under attack"] == f"{percent(evaluated['worst']['accuracy'])} {low}–{high}"
+        own = dict(zip(found.tables["own"][0], found.tables["own"][i + 1], strict=True))
         for which in ("best", "last"):
             for attack, share in result[which].items():
-                assert cells[f"{attack}, {which}"] == percent(share)
+                assert own[f"{attack}, {which}"] == percent(share)
         assert cells["training"] == f"{result['train_seconds']:.1f} s"
         assert cells["propagations"] == f"{result['propagations']:.0f}"
         cells = dict(zip(found.tables["attacks"][0], found.tables["attacks"][i + 1], strict=True))
@@ -236,7 +240,9 @@ def test_a_shared_gpu_takes_a_runs_times_and_not_its_accuracy(tmp_path: Path) ->
     (more,) = [s for s in headline(read_runs([*folders, again])) if " trained in " in s]
     assert more.endswith("PGD-5's 30.00% (mean of 2 seeds).")
     found = Page(page(runs))
-    assert [row[1].endswith("shared a GPU") for row in found.tables["runs"][1:]] == [0, 1, 0]
+    heads, *rows = found.tables["runs"]
+    training = [row[heads.index("training")] for row in rows]
+    assert [cell.endswith("shared a GPU") for cell in training] == [0, 1, 0]
     assert "Runs that shared a GPU are not drawn against time." in found.text
     time, passes = (json.dumps(curves.chart(runs, axis)) for axis in curves.AXES)
     assert "y1 (YOPO-2-2), epoch" not in time
@@ -273,7 +279,8 @@ def test_unfinished_runs_are_shown_as_such(tmp_path: Path, three: list[Path]) ->
     assert "No epoch is finished yet." in found.text
     assert "Not finished: 2 of 3 epochs" in found.text
     assert "not counted here: empty (YOPO-2-2), going (YOPO-2-2)" in found.text
-    assert [row[3] for row in found.tables["runs"][-2:]] == ["0 of 3", "2 of 3"]
+    heads, *rows = found.tables["runs"]
+    assert [row[heads.index("epochs")] for row in rows[-2:]] == ["0 of 3", "2 of 3"]
     assert not found.all("button", **{"data-run": "3"})
     Page(page(read_runs([empty])))
 
@@ -780,3 +787,61 @@ def test_another_radius_is_not_put_beside_the_papers(tmp_path: Path) -> None:
         (folder / "eval.json").write_text(json.dumps(found))
     text = with_paper(read_runs(folders), "table2")
     assert ("25.00%" in text, "50.00%" in text) == (True, False)  # not the mean over two radii
+
+
+# ---------------------------------------------------------------- several evaluations of a network
+
+
+def quick(folder: Path, share: float) -> None:
+    """Leave what `yopo eval --samples 200 --attacks pgd-10` leaves."""
+    found = read(folder, "eval.json")
+    (folder / "eval.json").rename(folder / "eval-203001011200.json")
+    found["attacks"] = {
+        "clean": found["attacks"]["clean"],
+        "pgd-10": found["attacks"]["pgd-40"] | {"accuracy": share},
+    }
+    found["worst"] = {"accuracy": share, "interval": [share - 0.06, share + 0.06]}
+    found["about"] |= {"images": 200}
+    (folder / "eval.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.8])  # by chance its 200 images may be harder
+def test_a_quick_evaluation_pushes_no_stronger_one_off_the_page(
+    tmp_path: Path, share: float
+) -> None:
+    pgd, fast = write_run(tmp_path / "a", PGD, robust=0.5), write_run(tmp_path / "b", robust=0.7)
+    before = headline(read_runs([pgd, fast]))[0]
+    assert "70.00%" in before
+    quick(fast, share)
+    assert headline(read_runs([pgd, fast]))[0] == before  # one of them was evaluated quickly
+    quick(pgd, share)
+    runs = read_runs([pgd, fast])
+    assert headline(runs)[0] == before  # and both
+    found = Page(page(runs))
+    heads, *rows = found.tables["attacks"]
+    assert [row[heads.index("images")] for row in rows] == ["1,000", "200"] * 2
+    assert [row[heads.index("pgd-10")].split()[0] for row in rows] == ["–", percent(share)] * 2
+    assert all(run.evaluations.keys() == {"eval.json", "eval-203001011200.json"} for run in runs)
+    assert found.text.count("Other evaluations (1)") == 2
+
+
+def test_another_radius_does_not_lead(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", robust=0.5)
+    found = read(folder, "eval.json")
+    found["worst"]["accuracy"] = 0.01
+    found["about"] |= {"eps": 0.4, "threat": "L∞, eps = 0.4", "images": 5000}
+    (folder / "eval-203001011200.json").write_text(json.dumps(found))
+    assert "50.00%" in headline(read_runs([folder]))[0]
+
+
+def test_what_was_set_aside_of_weights_that_are_gone_is_history(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", robust=0.5)
+    result = read(folder, "result.json")
+    result["weights_sha256"] = {"best": "ab" * 32, "last": "cd" * 32}
+    (folder / "result.json").write_text(json.dumps(result))
+    found = read(folder, "eval.json")
+    found["about"]["weights_sha256"] = "ef" * 32
+    (folder / "eval-203001011200.json").write_text(json.dumps(found))
+    (run,) = read_runs([folder])
+    assert [*run.evaluations] == ["eval.json"]
+    assert not notes(run)

@@ -9,6 +9,7 @@ from typing import Any
 from yopo.evaluation.result import Interval, wilson
 from yopo.paper.reproduction import TABLES
 from yopo.paper.tables import paper
+from yopo.report.clock import undisturbed
 from yopo.report.groups import baseline, same_hardware, seeds, timed
 from yopo.report.records import Run
 from yopo.report.tables import Beside, Cell, Table
@@ -109,7 +110,9 @@ def _ratio(group: Sequence[Run], runs: Sequence[Run]) -> str:
         return "–"
     if not same_hardware([*group, *rivals]):
         return "other hardware"
-    ours, theirs = (mean(r.spent("train_seconds") or 0.0 for r in g) for g in (group, rivals))
+    ours, theirs = undisturbed(group), undisturbed(rivals)
+    if ours is None or theirs is None:
+        return "busy machine"
     return f"{ours / theirs:.2f}"
 
 

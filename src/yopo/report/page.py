@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -13,11 +14,13 @@ from markupsafe import Markup, escape
 
 from yopo import __version__
 from yopo.report import curves
+from yopo.report.clock import busy
 from yopo.report.groups import called, seeds
 from yopo.report.headline import headline
 from yopo.report.pictures import Strip, shown
 from yopo.report.records import Run
-from yopo.report.tables import Beside, attacks_table, card, runs_table
+from yopo.report.score import comparable
+from yopo.report.tables import Beside, attacks_table, card, own_table, runs_table
 from yopo.report.words import notes
 
 
@@ -32,6 +35,8 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: Beside | None
         for i, group in enumerate(seeds(runs))
         if any(run.points for run in group)
     ]
+    whole = [run for run in runs if not run.short]
+    scores = comparable(whole) if whole else {}
     return _template().render(
         title=f"Adversarial training: {len(runs)} runs" if runs[1:] else "Adversarial training",
         css=Markup(_file("page.css")),
@@ -40,7 +45,8 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: Beside | None
         buttons=buttons,
         charts=[curves.chart(runs, axis) for axis in curves.AXES if curves.drawn(runs, axis)],
         charts_note=_charts_note(runs),
-        runs=runs_table(runs),
+        runs=runs_table(runs, scores),
+        own=own_table(runs),
         attacks=attacks_table(runs),
         paper=paper,
         sections=[_section(run, colour[run], strips) for run in runs],
@@ -67,8 +73,9 @@ def _sha256(text: str) -> str:
 
 
 def _code(text: str) -> Markup:
-    """A sentence with our command in the letters of commands."""
-    return escape(text).replace("`yopo eval`", Markup("<code>yopo eval</code>"))
+    """A sentence with our commands in the letters of commands."""
+    ours = r"`(yopo [a-z]+(?: --[a-z-]+)?(?: \d+)?)`"  # nothing in it is markup
+    return Markup(re.sub(ours, r"<code>\1</code>", str(escape(text))))
 
 
 def _charts_note(runs: Sequence[Run]) -> str:
@@ -80,8 +87,14 @@ def _charts_note(runs: Sequence[Run]) -> str:
         "to a chart with Tab and use the arrow keys, to see the epoch; the buttons show and hide "
         "curves."
     )
-    shared = " Runs that shared a GPU are not drawn against time."
-    return text + shared if any(run.shared for run in runs) else text
+    if any(run.shared for run in runs):
+        text += " Runs that shared a GPU are not drawn against time."
+    if disturbed := [run.label for run in runs if run.points and not run.shared and busy(run)]:
+        text += (
+            f" The machine was busy while {', '.join(disturbed)} trained: against time "
+            "they stand too far right; propagations do not change with the machine."
+        )
+    return text
 
 
 def _section(run: Run, colour: int, strips: Sequence[Strip]) -> dict[str, Any]:
@@ -92,7 +105,7 @@ def _section(run: Run, colour: int, strips: Sequence[Strip]) -> dict[str, Any]:
         "colour": colour,
         "label": run.label,
         "notes": notes(run),
-        "cards": [card(e) for e in run.evaluations.values()],
+        "cards": [card(e) for e in run.ranked],
         "strips": [shown(strip) for strip in strips if strip.run is run],
         "settings": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
         "where": ", ".join(facts) or "where is not recorded",

@@ -35,12 +35,12 @@ def read_strip(run: Run) -> Strip | None:
 
     No network is built and no data set is read: the evaluation wrote what there is to show.
     """
-    file, result = EvaluationFiles.of(run.folder).examples, run.evaluations.get(EVALUATION)
-    if result is None or not file.is_file():
+    file = EvaluationFiles.of(run.folder).examples
+    if EVALUATION not in run.evaluations or not file.is_file():
         return None
     facts, tensors = tensor_files.load_metadata(file), tensor_files.load_weights(file)
-    about = result["about"]
-    if any(facts.get(key, str(about.get(key))) != str(about.get(key)) for key in SHOWN):
+    result = next((e for e in run.ranked if _fits(e, facts, tensors)), None)
+    if result is None:
         raise ValueError(f"{file.name} is of another evaluation")
     broken = [a for a in result["attacks"] if tensors.get(f"{a}.labels", torch.empty(0)).numel()]
     if not broken:
@@ -61,6 +61,15 @@ def read_strip(run: Run) -> Strip | None:
         for k in ("labels", "answers")
     )
     return Strip(run, attack, held["images"].float(), clean, labels or [], answers)
+
+
+def _fits(e: dict[str, Any], facts: dict[str, str], tensors: dict[str, Tensor]) -> bool:
+    """Whether these examples are of that evaluation; files of an earlier version say less."""
+    attacks = {key.rpartition(".")[0] for key in tensors if key.endswith(".labels")}
+    same = all(
+        facts.get(key, str(e["about"].get(key))) == str(e["about"].get(key)) for key in SHOWN
+    )
+    return same and attacks <= {*e["attacks"]}
 
 
 def _well_formed(held: dict[str, Tensor]) -> bool:

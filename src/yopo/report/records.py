@@ -1,9 +1,13 @@
 """What run folders say: settings, epochs, results, evaluations."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import isclose
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from yopo.attacks.names import parse
 from yopo.core.files import file_digest
 from yopo.core.threat import L2, Linf
 from yopo.evaluation.card import norm
@@ -13,6 +17,7 @@ from yopo.runs.folder import (
     CONFIG,
     EVALUATIONS,
     LAST,
+    evaluations_in,
     is_finished,
     is_run,
     read_config,
@@ -71,6 +76,15 @@ class Run:
             if self.result and which in self.result:
                 return which, self.result[which]
         return "last", {}
+
+    @property
+    def ranked(self) -> list[dict[str, Any]]:
+        """The evaluations, the strongest first; those of weights that are gone come last."""
+
+        def order(e: dict[str, Any]) -> tuple[bool, Strength]:
+            return bool(self.weights(e)), strength(self.config, e)
+
+        return sorted(self.evaluations.values(), key=order, reverse=True)
 
     @property
     def shared(self) -> bool:
@@ -135,6 +149,25 @@ class Run:
         return then is not None and path.is_file() and file_digest(path) != then
 
 
+class Strength(NamedTuple):
+    """By which one evaluation of the same weights leads another."""
+
+    own_radius: bool  # attacked at the radius that it was trained for
+    steps: int  # of all attacks; AutoAttack's stages count as more than any PGD
+    images: int
+
+
+def strength(config: Mapping[str, Any], evaluation: Mapping[str, Any]) -> Strength:
+    """How hard an evaluation tried, whatever it found."""
+    about, steps = evaluation["about"], 0
+    for name in evaluation["attacks"]:
+        with suppress(ValueError):  # the caller's own attack may do anything
+            attack = parse(name)
+            steps += attack.steps * attack.restarts + 10_000 * len(attack.stages)
+    own = isclose(about["eps"], float(config["threat"]["eps"]), rel_tol=1e-3)
+    return Strength(own, steps, about["images"])
+
+
 def read_runs(folders: list[Path]) -> list[Run]:
     """Read each folder; runs of the same name are told apart by the folders they lie in."""
     resolved = [folder.resolve() for folder in folders]
@@ -160,14 +193,17 @@ def _read(folder: Path, name: str) -> Run:
         inside = runs_in(folder)
         fix = f"did you mean {folder}/{inside[0].name}?" if inside else "check the path"
         raise ValueError(f"expected a run folder with {CONFIG}, got {folder}; {fix}")
-    evaluations = (folder / file for file in EVALUATIONS if (folder / file).exists())
     lines, torn = read_lines(folder)
-    return Run(
+    run = Run(
         name,
         folder,
         read_config(folder),
         lines,
         read_result(folder) if is_finished(folder) else None,
-        {path.name: read_evaluation(path) for path in evaluations},
+        {},
         torn,
     )
+    found = {path.name: read_evaluation(path) for path in evaluations_in(folder)}
+    # An evaluation that was set aside, of weights that are gone, is history.
+    counted = {f: e for f, e in found.items() if f in EVALUATIONS or run.weights(e)}
+    return replace(run, evaluations=counted)

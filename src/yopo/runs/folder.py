@@ -39,6 +39,7 @@ LAST_EVALUATION = "model-last.eval.json"  # of that weights file by itself
 EVALUATIONS = (EVALUATION, "model.eval.json", LAST_EVALUATION)
 SHOWN = ("threat", "data", "images", "weights_sha256")  # of an evaluation, beside its examples
 EPOCHS = 50_000  # lines of the metrics
+ASIDES = 20  # evaluations of a run beside the newest that are read
 
 
 # ---------------------------------------------------------------- where things are
@@ -62,6 +63,16 @@ def runs_in(path: Path, named: str = "*") -> list[Path]:
 def begun_in(path: Path) -> list[Path]:
     """The folders in a folder in which a training was begun."""
     return sorted(file.parent for file in path.glob(f"*/{METRICS}"))
+
+
+def evaluations_in(run: Path) -> list[Path]:
+    """Values of all evaluations in a run's folder; those set aside come last, the newest of them.
+
+    A folder of strangers may hold any number.
+    """
+    asides = (path for name in EVALUATIONS for path in run.glob(f"{Path(name).stem}-[0-9]*.json"))
+    newest = sorted(asides, key=lambda path: path.name)[-ASIDES:]
+    return [path for name in EVALUATIONS if (path := run / name).exists()] + newest[::-1]
 
 
 @dataclass(frozen=True, slots=True)

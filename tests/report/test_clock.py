@@ -1,0 +1,85 @@
+"""Times that compare runs: the median epoch's, and none where the machine was busy."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.reports import Page, write_run
+from yopo.evaluation.card import duration
+from yopo.report.clock import busy, epoch_seconds, undisturbed
+from yopo.report.headline import headline
+from yopo.report.page import page
+from yopo.report.records import read_runs
+
+PGD = {"method": {"name": "pgd", "steps": 5}}
+# As measured beside other work: PGD-15's epochs, 0.33 of whose propagations YOPO-3-5 made.
+BUSY = (12.5, 12.2, 8.8, 25.4, 82.0, 158.6, 87.4)
+
+
+def timed(folder: Path, epochs: Sequence[float], cost: float) -> Path:
+    """The run with epochs of these seconds, each of `cost` propagations."""
+    line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    lines, seconds = [], 0.0
+    for number, each in enumerate(epochs, 1):
+        seconds += each
+        spent = {"train_seconds": seconds, "propagations": cost * number}
+        lines.append(line | spent | {"epoch": number})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = json.loads((folder / "result.json").read_text()) | spent
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def test_a_few_slow_epochs_change_no_ratio(tmp_path: Path) -> None:
+    pgd = timed(write_run(tmp_path / "pgd", PGD), [10.0] * 8, 3.0)
+    fast = timed(write_run(tmp_path / "fast"), [4.0] * 7 + [80.0], 1.0)
+    runs = read_runs([pgd, fast])
+    assert epoch_seconds(runs[1]) == pytest.approx([4.0] * 7 + [80.0])
+    assert [busy(run) for run in runs] == [None, None]
+    assert undisturbed([runs[1]]) == pytest.approx(32.0)
+    (said,) = [s for s in headline(runs) if " trained in " in s]
+    assert "YOPO-2-2 trained in 0.40 of PGD-5's time (32.0 s for 3 epochs against 80.0 s" in said
+    assert "by the median epoch" in said
+    rows = Page(page(runs)).tables["runs"]
+    assert [row[rows[0].index("training")] for row in rows[1:]] == ["80.0 s", "108.0 s"]  # totals
+
+
+@pytest.mark.parametrize("slow", ["pgd", "fast"])
+def test_epochs_that_scatter_say_that_the_machine_was_busy(tmp_path: Path, slow: str) -> None:
+    times = {"pgd": [10.0] * 7, "fast": [10.0] * 7} | {slow: list(BUSY)}
+    pgd = timed(write_run(tmp_path / "pgd", PGD), times["pgd"], 3.0)
+    fast = timed(write_run(tmp_path / "fast"), times["fast"], 1.0)
+    runs = read_runs([pgd, fast])
+    said = " ".join(headline(runs))
+    assert " trained in " not in said
+    assert "The machine was busy while YOPO-2-2 or PGD-5 trained" in said
+    assert "epochs took 8.8 s to 2.6 min" in said
+    assert "YOPO-2-2 made 0.33 of PGD-5's propagations" in said
+    found = Page(page(runs))
+    column = found.tables["runs"][0].index("training")
+    cells = {row[0].split()[0]: row[column] for row in found.tables["runs"][1:]}
+    assert cells[slow].startswith(duration(sum(BUSY)))
+    assert cells[slow].endswith("the machine was busy: epochs took 8.8 s to 2.6 min")
+    assert sum("busy" in cell for cell in cells.values()) == 1
+    assert "against time they stand too far right" in found.text
+
+
+def test_steady_times_that_do_not_fit_the_propagations_are_no_ratio(tmp_path: Path) -> None:
+    """The machine was as busy from the first epoch to the last."""
+    pgd = timed(write_run(tmp_path / "pgd", PGD), [10.0] * 7, 3.0)
+    fast = timed(write_run(tmp_path / "fast"), [14.6] * 7, 1.0)
+    said = " ".join(headline(read_runs([pgd, fast])))
+    assert " trained in " not in said
+    assert "a propagation took 4.4 times as long in one as in the other" in said
+
+
+def test_of_several_seeds_the_undisturbed_ones_count(tmp_path: Path) -> None:
+    pgd = timed(write_run(tmp_path / "pgd", PGD), [10.0] * 7, 3.0)
+    seeds = [
+        timed(write_run(tmp_path / f"y-{seed}", {"seed": seed}), times, 1.0)
+        for seed, times in enumerate(([5.0] * 7, BUSY))
+    ]
+    said = " ".join(headline(read_runs([pgd, *seeds])))
+    assert "trained in 0.50 of PGD-5's time (35.0 s for 3 epochs against 70.0 s" in said
