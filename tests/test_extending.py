@@ -1,5 +1,6 @@
 """docs/extending.md: its Python is run as it stands there, and does what the page says."""
 
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import yopo
 from tests.conftest import Batch, bn_convnet, convnet, grads
 from tests.engine.test_engine import Build, compare, several
 from tests.robust import trained
-from tests.tiny import PATIENCE
+from tests.tiny import PATIENCE, command_line, forkserver
 from yopo.attacks.names import parse_all
 from yopo.bench.literal import literal_loop
 from yopo.methods import registry
@@ -99,6 +100,11 @@ def test_its_settings_are_those_of_its_signature(mixed: Any) -> None:
     assert propagations(validate(tree)) == pytest.approx(4 * 2 / 3 + 2)
 
 
+def yopo_in(folder: Path, words: list[str]) -> None:
+    os.chdir(folder)
+    command_line(words, "said")
+
+
 def test_its_file_is_a_command_line_that_knows_it(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(BLOCKS[0])
 
@@ -120,11 +126,16 @@ def test_its_file_is_a_command_line_that_knows_it(tmp_path: Path) -> None:
     evaluate = next(line for line in COMMANDS if " eval " in line).split()[1:]
     done = run(*evaluate, "--samples", "20", "--device", "cpu")
     assert done.returncode == 0, done.stderr
-    done = run("-m", "yopo", *evaluate[1:], "--samples", "20", "--device", "cpu")
-    assert done.returncode == 2  # a file names no code
-    assert "no method 'mixed'" in done.stderr
-    done = run("-m", "yopo", "report", str(out), "--out", "page.html")
-    assert done.returncode == 0, done.stderr
+    for words, status, told in (
+        ([*evaluate[1:], "--samples", "20", "--device", "cpu"], 2, "no method 'mixed'"),
+        (["report", str(out), "--out", "page.html"], 0, "page.html"),
+    ):  # by yopo itself: a file names no code
+        process = forkserver().Process(target=yopo_in, args=(tmp_path, words))
+        process.start()
+        process.join(PATIENCE)
+        said = (tmp_path / "said").read_text()
+        assert process.exitcode == status, said
+        assert told in said
 
 
 @pytest.mark.parametrize("name", ["pgd", "free", "fast", "trades", "yopo", "trades-yopo"])

@@ -6,6 +6,7 @@ import multiprocessing.context
 import os
 import random
 import socket
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import yopo.runs.trainer
 from tests import SEED
+from yopo.__main__ import main
 from yopo.data.sources import Arrays
 from yopo.runs import state
 from yopo.runs.overlay import Tree, overlay
@@ -133,6 +135,16 @@ def free_port() -> int:
 
 
 _asked = itertools.count()
+
+
+def command_line(words: list[str], said: str) -> None:
+    """The command line in a process of forkserver's; what it says goes into that file."""
+    with Path(said).open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    sys.argv = ["yopo", *words]
+    main()
 
 
 def forkserver() -> multiprocessing.context.ForkServerContext:

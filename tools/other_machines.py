@@ -40,6 +40,8 @@ class Machine:
     def variables(self) -> dict[str, str]:
         """All that is set in the environment of the tests."""
         own = {"OMP_NUM_THREADS": str(self.threads), "YOPO_TEST_SEED": str(self.seed)}
+        if self.threads > 1:  # those that spin while they wait take the other process's core
+            own["OMP_WAIT_POLICY"] = "passive"
         return self.environment | own
 
 

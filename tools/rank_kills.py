@@ -34,6 +34,7 @@ from yopo.runs.trainer import Trainer
 
 LONG = 40  # epochs of a run that torchrun starts, which takes its time
 LIMIT = 60.0  # seconds for the other process to end
+PATIENCE = 1800.0  # for a whole run, of two seconds; a busy machine may need many
 KINDS = ("BatchNorm, EMA, collapse", "EMA, bf16, collapse")
 NAMED = [name for name in METHODS if name != "pmp"]
 
@@ -122,7 +123,7 @@ def start(scenario: Scenario, out: Path, world: int) -> list[Process]:
 def finish(scenario: Scenario, out: Path, world: int) -> list[str]:
     """Train to the end with so many processes; what went wrong."""
     processes = start(scenario, out, world)
-    codes = [process.wait(300) for process in processes]
+    codes = [process.wait(PATIENCE) for process in processes]
     said = [process.words() for process in processes]
     for process in processes:
         process.kill()

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 import yaml
 
 from tests.conftest import assert_same
-from tests.tiny import PATIENCE, tiny_data
+from tests.tiny import PATIENCE, command_line, forkserver, tiny_data, wait_until
 from yopo import cli
 from yopo.cli import screen, train, training
 from yopo.core import files, tensor_files
@@ -471,11 +470,8 @@ def start(
 
 
 def wait_for_epoch(out: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + PATIENCE
     metrics = out / "metrics.jsonl"
-    while not (metrics.exists() and metrics.read_text()) and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: process.poll() is not None or (metrics.exists() and metrics.read_text()))
 
 
 def test_ctrl_c_in_the_final_test_is_answered_and_loses_no_training(
@@ -504,14 +500,18 @@ def test_ctrl_c_in_the_final_test_is_answered_and_loses_no_training(
 def test_a_signal_saves_and_says_how_to_go_on(
     number: signal.Signals, tmp_path: Path, npz: Path
 ) -> None:
-    out = tmp_path / "run"
-    process = start(out, npz, "--epochs", "5000")
-    wait_for_epoch(out, process)
-    process.send_signal(number)
-    shown, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    typed = [str(word) for word in process.args[2:]]  # type: ignore[index]
-    assert f"To go on: {shlex.join(typed)} --resume" in shown
+    out, said = tmp_path / "run", tmp_path / "said"
+    words = ["train", "demo", "--out", str(out), "--data.path", str(npz), *TINY]
+    words += ["--epochs", "5000"]
+    process = forkserver().Process(target=command_line, args=(words, str(said)), daemon=True)
+    process.start()
+    metrics = out / "metrics.jsonl"
+    wait_until(lambda: not process.is_alive() or (metrics.exists() and metrics.read_text()))
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join(PATIENCE)
+    assert process.exitcode == 130
+    assert f"To go on: {shlex.join(['yopo', *words])} --resume" in said.read_text()
     values = state.load(state.saved(out / "state")[0]).values
     assert values["progress"]["epoch"] >= 1
 
@@ -551,11 +551,9 @@ def test_torchrun_trains_and_a_killed_rank_ends_the_job_which_resumes(
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["epochs"] == 5000
     single = start(out, npz, "--epochs", "5000", "--resume")
-    deadline = time.monotonic() + PATIENCE
-    while len((out / "metrics.jsonl").read_text().splitlines()) < done + 2:
-        assert time.monotonic() < deadline
-        assert single.poll() is None
-        time.sleep(0.1)
+    metrics = out / "metrics.jsonl"
+    wait_until(lambda: single.poll() or len(metrics.read_text().splitlines()) >= done + 2)
+    assert single.poll() is None
     single.send_signal(signal.SIGTERM)
     shown, _ = single.communicate(timeout=PATIENCE)
     assert "going on from epoch" in shown

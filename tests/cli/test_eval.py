@@ -1,15 +1,14 @@
 """`yopo eval`, as a user meets it."""
 
 import copy
+import itertools
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from rich.console import Console
 
 from tests.cli.test_commands import TINY, npz, yopo
 from tests.robust import EPS, trained
-from tests.tiny import PATIENCE
+from tests.tiny import PATIENCE, command_line, forkserver, wait_until
 from yopo.cli import training
 from yopo.core import files, tensor_files
 from yopo.core.digest import weights_digest
@@ -308,31 +307,36 @@ def test_a_run_or_checkpoint_that_does_not_fit_is_named(
     assert "is a pickle" in error(pickled)
 
 
+def evaluate_until_held(words: list[str], folder: str) -> None:
+    """After five finished batches it waits for what is done to it."""
+    save, calls, at = tensor_files.save_weights, itertools.count(1), Path(folder)
+
+    def counted(*args: Any) -> None:
+        save(*args)
+        if next(calls) == 5:
+            (at / "held").touch()
+            wait_until((at / "signalled").exists)
+
+    tensor_files.save_weights = counted
+    command_line(words, str(at / "said"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_eval_goes_on_with_the_same_command(
-    number: signal.Signals,
-    run: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["eval", str(run), "--attacks", "pgd-3-30", "--samples", "40", "--batch", "8"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "yopo", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    )
-    state, deadline = run / "eval-state", time.monotonic() + PATIENCE
-    while len(list(state.rglob("*.safetensors"))) < 5 and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(number)
-    shown, _ = process.communicate(timeout=PATIENCE)
+    words = ["eval", str(run), "--attacks", "pgd-3-3", "--samples", "40", "--batch", "8"]
+    process = forkserver().Process(target=evaluate_until_held, args=(words, str(tmp_path)))
+    process.start()
+    wait_until(lambda: not process.is_alive() or (tmp_path / "held").exists())
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    (tmp_path / "signalled").touch()
+    process.join(PATIENCE)
+    state, shown = run / "eval-state", (tmp_path / "said").read_text()
     assert not (run / "eval.json").exists()
     if number != signal.SIGKILL:
-        assert process.returncode == 130
+        assert process.exitcode == 130
         assert f"To go on: yopo {' '.join(words)}" in shown
     kept = set(state.rglob("*.safetensors"))
     assert len(kept) >= 5
@@ -352,7 +356,7 @@ def test_an_interrupted_eval_goes_on_with_the_same_command(
     assert yopo(monkeypatch, *words) == 0
     whole = json.loads((run / "eval.json").read_text())
     assert ours["accuracy"] == whole["accuracy"]
-    propagations = [tree["attacks"]["pgd-3-30"]["propagations"] for tree in (ours, whole)]
+    propagations = [tree["attacks"]["pgd-3-3"]["propagations"] for tree in (ours, whole)]
     assert propagations[0] == pytest.approx(propagations[1])
 
 
