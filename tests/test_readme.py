@@ -51,6 +51,9 @@ def test_the_first_paragraph_is_two_sentences() -> None:
 
 def test_lines_are_at_most_120_wide() -> None:
     assert not [line for line in README.splitlines() if len(line) > 120]
+    for name, page in PAGES.items():
+        long = [x for x in page.splitlines() if len(x) > 120 and not x.lstrip().startswith("|")]
+        assert not long, f"{name}: {long}"
 
 
 # ----------------------------------------------------------------------------- what it names

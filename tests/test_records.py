@@ -181,6 +181,18 @@ def test_the_four_rows_of_the_readme() -> None:
     assert words in said("README.md")
 
 
+def test_two_steps_of_one_attack() -> None:
+    """The README's PGD-20 has smaller steps than the tables'; both pages say so."""
+    table = json.loads((ROOT / "records/reproduction/table2/table2.json").read_text())["rows"]
+    for row in ("PGD-10", "PGD-10 40 epochs", "YOPO-5-3 36 epochs"):
+        strong = table[row]["accuracy"]["pgd-20"]
+        assert strong["how"].startswith("20 steps of 0.00784")
+        more = table[row]["trainer"]["last"][1] - strong["mean"]
+        assert more == pytest.approx(0.01, abs=0.003), "about one image in a hundred"
+    assert "20 gradient steps of 1/255" in said("README.md")
+    assert "about one image in a hundred more withstands that" in said("docs/results.md")
+
+
 def test_the_picture_shows_each_way_to_train() -> None:
     """Every row of Table 2 that has a time, and our recipe; nothing left out."""
     picture = (ROOT / "docs/accuracy-time.svg").read_text()
