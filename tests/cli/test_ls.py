@@ -98,3 +98,17 @@ def test_other_shells_get_the_same_words(
         assert f" {name}" in shown
         assert " ".join(words) in shown
     assert {*RECIPES, "--resume"} <= {*vocabulary()["train"]}
+
+
+def test_settings_stand_under_their_method(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert yopo(monkeypatch, "train", "--settings") == 0
+    groups = dict(part.split("\n", 1) for part in capsys.readouterr().out.strip().split("\n\n"))
+    of_yopo = [x.split()[:2] for x in groups["method yopo"].splitlines()]
+    assert of_yopo[:2] == [["--method.m", "5"], ["--method.n", "3"]]
+    assert "(yopo)" not in groups["method yopo"]
+    assert groups["threat linf"].split()[:2] == ["--threat.eps", "8/255"]
+    assert groups["threat l2"].split()[:2] == ["--threat.eps", "0.5"]
+    assert "--epochs" in groups["the run"]
