@@ -9,11 +9,12 @@ import pytest
 
 from tests.paper.test_reproduce import put
 from tools.reproduction_page import RECIPES, texts
-from yopo.paper.reproduction import TABLES
+from yopo.paper.reproduction import TABLES, folder
 from yopo.report.groups import FREE
 from yopo.report.records import read_runs
+from yopo.runs.folder import read_config, read_result
 from yopo.runs.overlay import Tree
-from yopo.runs.recipes import recipe
+from yopo.runs.recipes import MEASURED, recipe
 from yopo.runs.settings import validate
 
 ROOT = Path(__file__).parent.parent
@@ -351,3 +352,32 @@ def test_plain_steps_beside_captured_ones() -> None:
     )
     assert words in said("docs/speed.md")
     assert all(2 * each["captured"] < each["plain"] for each in told.values())
+
+
+def test_what_the_recipes_promise_was_measured() -> None:
+    for name, told in MEASURED.items():
+        where, _, row = told.where.partition(" ")
+        run = ROOT / "records" / where
+        files = (f"{run.name}.json", "model-last.eval.json", "eval.json")
+        found = json.loads(next(run / f for f in files if (run / f).exists()).read_text())
+        if row:  # of a table of the paper
+            of = found["rows"][row]
+            assert TABLES[found["table"]].recipes[row] == name
+            shares = [of["accuracy"].get(k, {}).get("mean") for k in ("clean", "worst case")]
+            seconds = of["recipe_seconds"]
+            runs = [run / f"{folder(row)}-seed-{s}" for s in of["seeds"]]
+            devices = {read_result(one)["environment"]["hardware"] for one in runs}
+        else:
+            shares = [found["accuracy"]["clean"], found["worst"]["accuracy"]]
+            result = read_result(run)
+            counts = name != "demo"  # of a CPU the accuracies alone, says records/README.md
+            seconds = result["train_seconds"] if counts else None
+            devices = {result["environment"]["hardware"]} if counts else {"NVIDIA H200"}
+            config = read_config(run)
+            assert config["epochs"] == recipe(name)["epochs"]
+            assert config["method"].items() >= recipe(name)["method"].items()
+        assert devices == {"NVIDIA H200"}
+        assert (told.seconds is None) == (seconds is None)
+        assert told.seconds is None or round(seconds) == told.seconds
+        written = [told.clean, told.worst]
+        assert written == [None if s is None else round(100 * s, 1) for s in shares], name

@@ -102,4 +102,4 @@ if not TYPE_CHECKING:  # a checker would take every name for one of ours
         return found
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted([*__all__, "__version__"])

@@ -5,6 +5,7 @@ does is a function further down: `runs.api` trains, compares and evaluates.
 """
 
 import argparse
+import difflib
 import io
 import sys
 import traceback
@@ -26,9 +27,20 @@ COMMANDS = {
     "diagnose": "recommend m, n and the split for a trained network",
     "bench": "time a training step",
     "reproduce": "run a table of the paper; our numbers beside the paper's",
-    "recipes": "list the recipes",
+    "recipes": "list the recipes, what they take and what they reach",
+    "ls": "list runs",
     "data": "fetch data sets",
+    "completion": "let a shell complete what is typed",
 }
+FIRST = """yopo trains networks that hold under attack. To begin with:
+
+  yopo train demo --out runs/first    on digits that come with it
+  yopo eval runs/first --attacks cw   attack the network on its test set
+  yopo report runs/first              a page about it, report.html
+  yopo recipes                        what else to train, and what it reaches
+
+Commands: {}.
+`yopo COMMAND --help` shows what each can do, with examples."""
 Words = tuple[ModuleType, argparse.Namespace, list[str]]
 
 
@@ -48,7 +60,16 @@ def parsed() -> Words:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    if not sys.argv[1:]:
+        names = list(COMMANDS)
+        print(FIRST.format(",\n  ".join(", ".join(part) for part in (names[:6], names[6:]))))
+        sys.exit(0)
     typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if typed and typed not in COMMANDS:
+        near = difflib.get_close_matches(typed, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
+        print(clean(f"yopo: no command {typed!r}; {hint}"), file=sys.stderr)
+        sys.exit(2)
     chosen = ModuleType("none")
     for name, text in COMMANDS.items():
         command = commands.add_parser(

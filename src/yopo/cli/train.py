@@ -1,10 +1,12 @@
 """`yopo train`."""
 
 import argparse
+import re
+from collections.abc import Iterable
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from yopo.cli.common import Terminal, fitted, loading
@@ -19,6 +21,7 @@ from yopo.cli.training import (
     settings_typed,
     watched,
 )
+from yopo.core.words import fraction
 from yopo.runs.folder import read_settings
 
 if TYPE_CHECKING:
@@ -48,12 +51,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Train one network."""
     if args.settings:
-        from yopo.runs.settings import fields
+        with loading():
+            from yopo.runs.settings import fields
 
-        table = Table("setting", "default", "", box=None)
-        for row in fields():
-            table.add_row("--" + row[0], row[1], row[2])
-        Console(highlight=False).print(table)
+        show_settings(fields())
         return
     if args.recipe is None:
         raise ValueError("expected a recipe: yopo train RECIPE; `yopo recipes` lists them")
@@ -79,6 +80,38 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
         console.print(fitted(result_table({name: result}), console.width))
         print(f"run: {args.out}")
         check_written(args.out)
+
+
+def show_settings(rows: Iterable[tuple[str, str, str]]) -> None:
+    """Each with its default and what it is; those of a method, or a threat, under its name."""
+    console = Terminal()
+    for group, inside in groupby(rows, _group):
+        settings = list(inside)
+        console.print(f"\n{group}" if group else "\nthe run")
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+        widest = max(len(name) for name, *_ in settings)
+        table.add_column(min_width=max(28, widest + 4), no_wrap=True)
+        table.add_column(min_width=max(len(_written(d)) for _, d, _ in settings), no_wrap=True)
+        table.add_column()
+        for name, default, text in settings:
+            about = re.sub(r"^\([a-z0-9-]+\) ?", "", text) if group else text
+            table.add_row(f"  --{name}", _written(default), about)
+        console.print(table)
+
+
+def _group(row: tuple[str, str, str]) -> str:
+    """As method yopo, threat linf, data; of what stands in no section, nothing."""
+    section, dot, _ = row[0].partition(".")
+    kind = re.match(r"\(([a-z0-9-]+)\)", row[2]) if section in ("method", "threat") else None
+    return f"{section} {kind[1]}" if kind else section * bool(dot)
+
+
+def _written(default: str) -> str:
+    """8/255 as 8/255."""
+    try:
+        return fraction(float(default)) if "." in default else default
+    except ValueError:
+        return default
 
 
 def dry_run(config: "Config", device: str | None) -> None:

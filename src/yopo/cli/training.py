@@ -76,10 +76,12 @@ def first_line(what: str, tree: Tree, out: Path, *, methods: str | None = None) 
 
     if rank() > 0:
         return
-    threat, data, model = (tree.get(key, {}) for key in ("threat", "data", "model"))
-    norm = {"linf": "L∞", "l2": "L2"}.get(threat.get("name", "linf"), "")
+    given = (tree.get(key) for key in ("method", "threat", "data", "model"))
+    # What is no section will be refused when settings are checked.
+    method, threat, data, model = (part if isinstance(part, dict) else {} for part in given)
+    norm = {"linf": "L∞", "l2": "L2"}.get(str(threat.get("name", "linf")), "")
     eps = threat.get("eps")
-    words = [methods or _method(tree.get("method", {}), said)]
+    words = [methods or _method(method, said)]
     words += [f"{norm} eps {fraction(eps) if isinstance(eps, float) else eps}"] if eps else []
     words += [str(part["name"]) for part in (data, model) if "name" in part]
     if (many := tree.get("epochs")) is not None:

@@ -45,6 +45,12 @@ class Step:
     eta: Tensor  # (B, ...), the last perturbation
     propagations: float  # full passes spent; attack-only ones count 2/3, forward-only ones 1/3
 
+    def __repr__(self) -> str:
+        """Its numbers, and the shapes of what is large."""
+        loss, reach = self.loss.item(), self.eta.abs().amax().item()
+        shapes = f"logits {tuple(self.logits.shape)}, eta {tuple(self.eta.shape)} up to {reach:.3g}"
+        return f"Step(loss {loss:.4g}, {shapes}, {self.propagations:.3g} propagations)"
+
 
 class Method(ABC):
     """A way to train. `backward` fills .grad of the model's parameters.
@@ -73,6 +79,12 @@ class Method(ABC):
         self.loss: Loss = F.cross_entropy if loss is None else loss
         self._classes: int | None = None
         self._made_of: tuple[nn.Module, ...] = ()
+
+    def __repr__(self) -> str:
+        """As YOPO(ResNet, Linf(eps=8/255, step=2/255), m=5, n=3, grad_at='after')."""
+        parts = [type(self.model).__name__, *([] if self.threat is None else [repr(self.threat)])]
+        parts += [f"{name}={value!r}" for name, value in self.settings().items()]
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def backward(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Step:
         """Accumulate this method's weight gradient in .grad, as `loss.backward()` does.

@@ -15,8 +15,28 @@ from yopo.methods.base import AdversarialMethod, Step
 
 
 class YOPO(AdversarialMethod):
-    """m full propagations, each followed by n adversary steps on the first layer alone.
+    """Adversarial training with m propagations through the whole network for a batch, or m + 1.
 
+    It trains on images to which an adversary has added a small perturbation eta, so that the
+    network holds under attack. Finding a good eta takes many small steps up the loss, and each
+    would cost a pass forward and back. Here the network is cut in two, g after f0, its first
+    layer: m full propagations, each followed by n adversary steps on the first layer alone, with
+    the gradient that arrives behind it (the co-state p) kept as it was.
+
+        method = yopo.YOPO(model, yopo.Linf(eps=8 / 255, step=2 / 255), m=5, n=3)
+        for x, y in loader:  # images in [0, 1], class indices
+            out = method.backward(x, y)  # fills .grad, as loss.backward() does
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model: any module that makes logits from images in [0, 1]; normalisation belongs inside it.
+    threat: what the adversary may do, `yopo.Linf` (each pixel by eps at most) or `yopo.L2`; its
+    step is the size of one adversary step. n·m steps should reach beyond eps.
+    m: full propagations for each batch; nearly all of the time, and so of the strength. 3 to 5.
+    n: steps after each, nearly free; 3 to 5. Where the first layer is a bare convolution its
+    gradient stays the same, so that n steps are one step of n·step.
+    loss: a function of (logits, targets); cross entropy by default.
+    generator: for the random start; torch's own by default.
     first_layer: name of the module where f0 ends ("conv1", "layer1"); found when None.
     grad_at: "after" takes each weight gradient at eta^{j,n}, as the paper's formula does, for one
     more (attack-only) propagation. "before" takes it at eta^{j,0}, as the released code does.

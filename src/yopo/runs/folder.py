@@ -55,6 +55,11 @@ def is_finished(path: Path) -> bool:
     return (path / RESULT).exists()
 
 
+def marks(path: Path) -> list[Path]:
+    """The files of a run that tell when it was worked on."""
+    return [file for name in (CONFIG, METRICS, RESULT) if (file := path / name).exists()]
+
+
 def runs_in(path: Path, named: str = "*") -> list[Path]:
     """The run folders in a folder."""
     return sorted(file.parent for file in path.glob(f"{named}/{CONFIG}"))
