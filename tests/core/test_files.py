@@ -19,7 +19,7 @@ import yopo
 from tests.fuzzing import GROWTH, bomb, large, little_memory, memory, png, within
 from yopo.core import files, tensor_files
 from yopo.data import load
-from yopo.data.formats import PIXELS, read_picture
+from yopo.data.formats import PIXELS, _kept, read_picture
 from yopo.report.records import read_runs
 from yopo.runs.sections import fraction
 
@@ -368,6 +368,53 @@ def test_large_pictures_are_read_one_by_one_in_little_memory(tmp_path: Path) -> 
         before = memory("VmRSS")
         assert read_picture(file, 8).shape == (8, 8, 3)
         assert memory("VmHWM") - before < GROWTH
+
+
+JPEGS: dict[str, tuple[dict[str, object], str]] = {
+    "as phones write them": ({}, ""),
+    "without loss of colour": ({"subsampling": 0}, ""),
+    "in several passes": ({"progressive": True}, ""),
+    "too much to keep": ({"progressive": True, "subsampling": 0}, "save it smaller"),
+}
+
+
+@pytest.mark.parametrize(("how", "wrong"), JPEGS.values(), ids=JPEGS.keys())
+def test_photographs_of_100_megapixels_are_read_in_little_memory(
+    tmp_path: Path, how: dict[str, object], wrong: str
+) -> None:
+    """A grey one below a red quarter; decoded in full it would take 400 MB, and as much again."""
+    file, (width, height) = tmp_path / "large.jpg", (12_032, 9_024)
+    image = Image.new("RGB", (width, height), (128, 128, 128))
+    image.paste((250, 10, 10), (0, 0, width // 2, height // 2))
+    image.save(file, **how)  # type: ignore[arg-type]
+    del image
+    Path("/proc/self/clear_refs").write_text("5")
+    before, began = memory("VmRSS"), time.perf_counter()
+    if wrong:
+        refused(lambda: read_picture(file, 16), wrong)
+    else:
+        found = read_picture(file, 16)
+        assert found.shape == (16, 16, 3)
+        assert abs(found[2, 2].astype(int) - (250, 10, 10)).max() < 8
+        assert abs(found[12, 12].astype(int) - 128).max() < 8
+        assert time.perf_counter() - began < 5
+    assert memory("VmHWM") - before < GROWTH
+    refused(lambda: read_picture(file, None), "give --data.size 64")
+    refused(lambda: read_picture(file, 6_000), wrong or "smaller --data.size")
+
+
+def test_a_jpeg_in_one_scan_is_told_from_one_in_several(tmp_path: Path) -> None:
+    """Whatever it claims: what the decoder keeps of several is counted, 2 bytes a coefficient."""
+    file = tmp_path / "x.jpg"
+    Image.new("RGB", (64, 48)).save(file, subsampling=0)
+    content = file.read_bytes()
+    scan = content.index(b"\xff\xda")
+    one = b"\xff\xda\0\x08\x01" + content[scan + 5 : scan + 7] + b"\0\x3f\0"
+    for before in (b"", b"\xff\xfe\0\x10" + content[scan : scan + 14]):
+        several = content[:scan] + before + one + content[scan + 14 :]
+        for claimed, kept in ((content, 0), (several, 2 * 3 * 64 * 48)):
+            stream = io.BytesIO(claimed)
+            assert _kept(Image.open(stream), stream) == kept
 
 
 def test_many_pictures_that_take_no_room_are_refused(tmp_path: Path) -> None:

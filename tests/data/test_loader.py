@@ -189,8 +189,8 @@ def test_batches_do_not_share_memory_with_the_data() -> None:
     [
         ({"n": 0}, "at least one image, got none"),
         ({"batch": 0}, "batch of at least 1, got 0"),
-        ({"batch": 23}, "at most 22.*got 23; use a smaller batch"),
-        ({"batch": 6, "world": 4}, "multiple of world=4, got 6; use 4"),
+        ({"batch": 23}, "at most 22.*got 23; use a smaller batch: --batch 22"),
+        ({"batch": 6, "world": 4}, "multiple of world=4, got 6; use --batch 4"),
         ({"rank": 2, "world": 2}, "rank from 0 to 1, got 2"),
     ],
 )

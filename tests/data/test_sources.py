@@ -230,6 +230,25 @@ def test_npz_layouts(tmp_path: Path, layout: str) -> None:
     assert_holds(load("npz", path=tmp_path / "own.npz"), expected, tuple("0123"))
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([1, 2, 3, 1], "the label 0, for which the network has an output all the same"),
+        ([0, 3, 3, 0], "the label 1, 2, for which the network has outputs all the same"),
+        ([9, 9, 9, 9], "the label 0, 1, 2, 3, 4 and 4 more, for which"),
+        ([0, 1, 2, 3], ""),
+    ],
+)
+def test_a_class_without_training_images_is_told(
+    tmp_path: Path, labels: list[int], said: str
+) -> None:
+    raw = own(y_train=np.array(labels), y_test=np.array([labels[0], labels[1]]))
+    np.savez(tmp_path / "own.npz", **raw)  # type: ignore[arg-type]
+    notes = load("npz", path=tmp_path / "own.npz").notes
+    assert len(notes) == bool(said)
+    assert all(said in note and "np.unique" in note for note in notes)
+
+
 def zeros(*shape: int) -> NDArray[np.uint8]:
     return np.zeros(shape, np.uint8)
 
@@ -394,11 +413,16 @@ def test_splits_of_two_sizes_are_refused(tmp_path: Path) -> None:
         (lambda: load("cifar-10"), "unknown data set 'cifar-10'; did you mean cifar10"),
         (lambda: load("mnits"), "did you mean mnist"),
         (lambda: load("xyzzy"), "did you mean mnist-subset or mnist or cifar10 or npz or folder"),
-        (lambda: load("npz"), "expected path"),
-        (lambda: load("folder"), "expected root"),
+        (lambda: load("npz"), "expected path.*--data.path"),
+        (lambda: load("folder"), "expected root.*--data.root"),
+        (lambda: load("imagenet"), "--data.name folder --data.root DIR --data.size 64"),
+        (lambda: load("TinyImageNet"), "--data.name folder --data.root DIR --data.size 64"),
         (lambda: load("folder", root=Path(), size=0), "size of at least 1, got 0"),
-        (lambda: load("mnist", path=Path("x")), "expected path with 'npz' only"),
-        (lambda: load("mnist", size=3), "expected size with 'folder' only"),
+        (
+            lambda: load("mnist", path=Path("x")),
+            "expected path with 'npz' only.*leave out --data.path",
+        ),
+        (lambda: load("mnist", size=3), "expected size with 'folder' only.*leave out --data.size"),
     ],
 )
 def test_bad_calls_are_refused(call: Callable[[], Arrays], message: str) -> None:

@@ -14,7 +14,7 @@ from yopo.models import fitted as network
 from yopo.runs.api import compare_runs, configure, measure_cost, train_run
 from yopo.runs.fitting import STEPS, fitted, said_of
 from yopo.runs.overlay import Tree, overlay
-from yopo.runs.settings import validate, what_counts
+from yopo.runs.settings import Config, validate, what_counts
 
 pytestmark = pytest.mark.usefixtures("float32")
 COLOURS = {"cat": (220, 40, 40), "dog": (40, 220, 40), "owl": (40, 40, 220)}
@@ -101,6 +101,69 @@ def test_what_is_left_out_and_what_does_not_fit_is_said() -> None:
     assert "--threat.eps 8/255" in said_of(strong, some(120))[0]
     assert said_of(strong, some(120, channels=1)) == []
     assert said_of(strong, tiny_data()) == []
+
+
+MINE = """from torch import nn, zeros
+def flat(features):
+    return nn.Sequential(nn.Flatten(), nn.Linear(features, 3))
+def grey():
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(784, 3))
+def inside():
+    return Inside()
+class Inside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(zeros(10, 3))
+    def forward(self, x):
+        return x.flatten(1) @ self.weight
+def wrong():
+    return Wrong()
+class Wrong(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(768, 3)
+    def forward(self, x):
+        raise RuntimeError("a mistake of its own")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        (
+            "flat",
+            {"features": 100},
+            r"does not take images of shape \(3, 16, 16\): .*x768 and 100x3",
+        ),
+        ("inside", {}, r"shape \(3, 16, 16\): .*line 13 of .*mine_that_misfits.py\)"),
+        ("grey", {}, r"shape \(3, 16, 16\): .*to have 1 channels, but got 3 channels"),
+    ],
+)
+def test_a_network_that_does_not_fit_gets_one_sentence_with_both_shapes(
+    name: str,
+    options: Tree,
+    words: str,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine_that_misfits.py").write_text(MINE)
+    base = overlay(over(photos), {"model": {"name": "smallcnn"}})  # without its options
+
+    def named(function: str, options: Tree) -> Config:
+        model = {"name": f"mine_that_misfits:{function}", "options": options}
+        return configure("own", overlay(base, {"model": model}))
+
+    config = named(name, options)
+    for train in (lambda: train_run(config, tmp_path / "run"), lambda: measure_cost(config)):
+        with pytest.raises(ValueError, match=words) as refused:
+            train()
+        assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run" / "config.yaml").exists()
+    with pytest.raises(RuntimeError, match="a mistake of its own"):
+        measure_cost(named("wrong", {}))
 
 
 @pytest.mark.parametrize(

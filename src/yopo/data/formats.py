@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # EPS would start Ghostscript
-PIXELS = 25_000_000  # of a picture; up to 14 bytes each while it is read
+PIXELS = 25_000_000  # of a picture in memory; up to 14 bytes each while it is read
+JPEG_PIXELS = 125_000_000  # of a JPEG that is made smaller while it is decoded
+JPEG_BYTES = 400_000_000  # that the decoder may keep meanwhile, where it must see all of it first
 OF_A_FILE = 64 << 20  # bytes; MNIST's largest has 47 million, CIFAR-10's 31
 
 
@@ -168,8 +170,10 @@ def decode(stream: BinaryIO, size: int | None = None, mode: str = "RGB") -> Byte
     except ImportError as error:
         raise ImportError("reading pictures needs pillow; run `pip install pillow`") from error
     with warnings.catch_warnings(action="ignore"), _opened(stream) as opened:
+        if opened.width * opened.height > PIXELS:
+            _draft(opened, stream, size)
         width, height = opened.size
-        if not 0 < width * height <= PIXELS:
+        if width * height < 1:
             raise ValueError(f"it has {width}x{height} pixels, expected 1 to {PIXELS:,}")
         of_16_bits = opened.mode == "I" and opened.format in ("PNG", "PPM")
         if opened.mode.startswith("I;16") or of_16_bits:  # which convert() would clip
@@ -191,6 +195,37 @@ def decode(stream: BinaryIO, size: int | None = None, mode: str = "RGB") -> Byte
         left, top = (width - size) // 2, (height - size) // 2
         image = image.crop((left, top, left + size, top + size))
     return np.asarray(image)
+
+
+def _draft(opened: "ImageFile", stream: BinaryIO, size: int | None) -> None:
+    """Let a JPEG that is too large for memory be decoded to ½, ¼ or ⅛ of its sides, or refuse."""
+    width, height = opened.size
+    said = f"it has {width}x{height} pixels, expected 1 to {PIXELS:,}"
+    if opened.format != "JPEG":
+        raise ValueError(f"{said}, or a JPEG; save it smaller, or as JPEG")
+    if size is None:
+        raise ValueError(f"{said}; give --data.size 64")
+    if width * height > JPEG_PIXELS or _kept(opened, stream) > JPEG_BYTES:
+        raise ValueError(f"{said} for a JPEG of this kind; save it smaller")
+    scale = size / min(width, height)
+    opened.draft(None, (math.ceil(width * scale), math.ceil(height * scale)))
+    if opened.width * opened.height > PIXELS:
+        raise ValueError(f"{said}, or a smaller --data.size than {size}")
+
+
+def _kept(opened: Any, stream: BinaryIO) -> int:  # noqa: ANN401
+    """Bytes of coefficients that a JPEG in several scans has in memory, however small it is made.
+
+    pillow has read as far as the head of the first scan, which says how many colours are in it.
+    """
+    many = len(opened.layer)
+    whole = b"\xff\xda\0" + bytes([6 + 2 * many, many])
+    stream.seek(-8 - 2 * many, os.SEEK_CUR)
+    if stream.read(5) == whole and not opened.info.get("progressive"):
+        return 0  # all are in one scan, which is decoded row by row
+    sides = [(across, down) for _, across, down, _ in opened.layer]
+    most = max(across for across, _ in sides) * max(down for _, down in sides)
+    return int(2 * opened.width * opened.height * sum(a * d for a, d in sides) / max(1, most))
 
 
 def _opened(stream: BinaryIO) -> "ImageFile":

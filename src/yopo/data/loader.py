@@ -182,12 +182,12 @@ def _check(x: Tensor, y: Tensor, *, batch: int, rank: int, world: int) -> None:
     if batch > len(x):
         raise ValueError(
             f"expected batch of at most {len(x)}, the number of images, got {batch}; "
-            "use a smaller batch"
+            f"use a smaller batch: --batch {len(x)}"
         )
     if not 0 <= rank < world:
         raise ValueError(f"expected rank from 0 to {world - 1}, got {rank}; world is {world}")
     if batch % world:
         raise ValueError(
             f"expected batch, counted over all processes, to be a multiple of world={world}, "
-            f"got {batch}; use {max(batch // world, 1) * world}"
+            f"got {batch}; use --batch {max(batch // world, 1) * world}"
         )

@@ -2,7 +2,8 @@
 
 import difflib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -72,17 +73,30 @@ def load(
       side and cuts out the centre; `skip_broken` leaves out what cannot be read.
     """
     if name not in NAMES:
+        if re.search("image|picture|photo|folder", name.lower()):
+            raise ValueError(
+                f"no data set {name!r} is built in; what lies on this computer as folders of "
+                "pictures is --data.name folder --data.root DIR --data.size 64"
+            )
         near = difflib.get_close_matches(name, NAMES, n=2, cutoff=0.4) or NAMES
         raise ValueError(f"unknown data set {name!r}; did you mean {' or '.join(near)}?")
     if path is not None and name != "npz":
-        raise ValueError(f"expected path with 'npz' only, got path={path} with {name!r}; leave out")
+        raise ValueError(
+            f"expected path with 'npz' only, got path={path} with {name!r}; "
+            "leave out --data.path, or say --data.name npz"
+        )
     if size is not None and name != "folder":
-        raise ValueError(f"expected size with 'folder' only, got size={size} with {name!r}")
+        raise ValueError(
+            f"expected size with 'folder' only, got size={size} with {name!r}; "
+            "leave out --data.size"
+        )
     if name == "mnist-subset":
         return Arrays(*mnist_subset(), DIGITS)
     if name == "npz":
         if path is None:
-            raise ValueError("expected path, the npz file to read, got None; give path=")
+            raise ValueError(
+                "expected path, the npz file to read, got None; name it with --data.path"
+            )
         return _from_npz(Path(path))
     if name == "folder":
         if root is None:
@@ -155,7 +169,19 @@ def checked(arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...] | None) -
         raise ValueError(
             f"expected labels from 0 to {len(names) - 1}, got {largest}; renumber the labels"
         )
-    return Arrays(x_train, y_train, x_test, y_test, names)
+    return Arrays(x_train, y_train, x_test, y_test, names, tuple(_dead(y_train, names)))
+
+
+def _dead(y_train: Tensor, names: tuple[str, ...]) -> Iterator[str]:
+    """What to say of classes that no training image has."""
+    there = {*y_train.unique().tolist()}
+    if dead := [name for label, name in enumerate(names) if label not in there]:
+        more = f" and {len(dead) - 5} more" if len(dead) > 5 else ""
+        yield (
+            f"no training image has the label {', '.join(dead[:5])}{more}, for which the network "
+            f"has {'an output' if len(dead) == 1 else 'outputs'} all the same; to count the labels "
+            "from 0 without gaps: np.unique(y, return_inverse=True)[1]"
+        )
 
 
 def _images(key: str, x: NDArray[Any]) -> Tensor:  # (N, H, W), (N, H, W, C) or (N, C, H, W)

@@ -24,7 +24,7 @@ from yopo.runs.alone import alone_in
 from yopo.runs.build import build_data, out_of_reach, propagations
 from yopo.runs.distributed import pick_device
 from yopo.runs.evaluating import Evaluation
-from yopo.runs.fitting import fitted, said_of
+from yopo.runs.fitting import fitted, misfits_in_a_sentence, said_of
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.progress import Logged, Watcher, stopped_by_signals
 from yopo.runs.recipes import method_tree, recipe
@@ -153,7 +153,7 @@ def train_run(
             watch.say(line)
         if (weak := out_of_reach(config)) is not None:
             watch.say(f"{name or config.method.name}: {weak}")
-        with stopped_by_signals(ask):
+        with stopped_by_signals(ask), misfits_in_a_sentence(config, data.x_train):
             return trainer.run()
 
 
@@ -229,7 +229,8 @@ def measure_cost(config: Config, device: str | None = None) -> Cost:
     with tempfile.TemporaryDirectory() as out:
         trainer = Trainer(config, data, Path(out), Logged(), pick_device(device))
         notes = said_of(config, data)
-        return Cost(config, notes, len(trainer.loader), *trainer.measure(steps=5))
+        with misfits_in_a_sentence(config, data.x_train):
+            return Cost(config, notes, len(trainer.loader), *trainer.measure(steps=5))
 
 
 # ---------------------------------------------------------------- evaluating

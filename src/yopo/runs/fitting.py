@@ -1,6 +1,14 @@
 """What few images need: a smaller batch, more epochs, and words about what does not fit."""
 
 import math
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from yopo.core.threat import Linf
 from yopo.data.sources import Arrays
@@ -12,6 +20,12 @@ from yopo.runs.settings import Config, rescaled, validate
 SMALLEST = 8  # images of a batch
 STEPS_AN_EPOCH, STEPS, EPOCHS = 16, 600, 200  # as many as that, unless there would be more epochs
 VISIBLE = 0.1  # an eps from which on photographs are no longer what they were
+# What torch and timm say of a shape that does not go through a layer.
+MISFIT = re.compile(
+    r"shapes cannot be multiplied|to have \d+ channels|size mismatch|[Ss]izes? of tensors? "
+    r"|is invalid for input of size|Kernel size can't be greater|Output size is too small"
+    r"|normalized_shape|Expected .*D .*input|doesn't match model"
+)
 
 
 def fitted(config: Config, data: Arrays) -> Config:
@@ -28,6 +42,25 @@ def fitted(config: Config, data: Arrays) -> Config:
         epochs = max(epochs, min(EPOCHS, math.ceil(STEPS / (n // batch))))
     tree = rescaled(config.tree(), epochs)
     return validate(overlay(tree, {"batch": batch, "fit": []}))
+
+
+@contextmanager
+def misfits_in_a_sentence(config: Config, x: Tensor) -> Iterator[None]:  # (N, C, H, W)
+    """Say of a network that does not take the images which shapes do not go together."""
+    try:
+        yield
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).partition("\n")[0]
+        if not MISFIT.search(first):
+            raise
+        frames = traceback.extract_tb(error.__traceback__)
+        around = (Path(torch.__file__).parent, Path(__file__).parents[1])
+        theirs = [f for f in frames if not any(Path(f.filename).is_relative_to(p) for p in around)]
+        where = f" (line {theirs[-1].lineno} of {theirs[-1].filename})" if theirs else ""
+        raise ValueError(
+            f"the network {config.model.name} does not take images of shape {tuple(x.shape[1:])}: "
+            f"{first}{where}; see its --model.options, or --model.name fitted, which takes any"
+        ) from None
 
 
 def said_of(config: Config, data: Arrays) -> list[str]:
