@@ -39,6 +39,8 @@ def shapes(text: str) -> set[Shape]:
 def _value(text: str) -> str:
     if re.fullmatch(r"data:image/png;base64,[A-Za-z0-9+/=]+", text):
         return "a picture"
+    if kind := re.fullmatch(r"data:(text/csv|application/json);base64,[A-Za-z0-9+/=]+", text):
+        return f"a file of {kind[1]}"
     return "numbers" if re.fullmatch(r"[-\d.e+, ]+", text) else text
 
 

@@ -137,7 +137,10 @@ def test_nothing_is_fetched_and_hostile_words_stay_words(tmp_path: Path) -> None
     assert found.text.count(evil) >= 4
     assert f"</p>{evil}" in found.text
     for _, attrs in found.elements:
-        assert not {"src", "href", "srcset", "onerror"} & attrs.keys()
+        assert not {"src", "srcset", "onerror"} & attrs.keys()
+        assert re.match(
+            "data:(text/csv|application/json);base64,", attrs.get("href", "data:text/csv;base64,")
+        )
     assert not re.search(r"https?://|@import|url\(", text)
 
 

@@ -107,10 +107,12 @@ def _cost(name: str, other: str, group: Sequence[Run], rivals: Sequence[Run]) ->
             f"compare; {name} made {cost:.2f} of {other}'s propagations"
         )
     if disagree(ours / theirs, cost):
+        apart = ours / theirs / cost
+        slow, fast = (name, other) if apart > 1 else (other, name)
         return (
-            f"The machine was busy while {name} or {other} trained: a propagation took "
-            f"{ours / theirs / cost:.1f} times as long in one as in the other. So their times do "
-            f"not compare; {name} made {cost:.2f} of {other}'s propagations"
+            f"The machine was busy while {name} or {other} trained: a propagation of {slow} took "
+            f"{max(apart, 1 / apart):.1f} times as long as one of {fast}. So their times do not "
+            f"compare; {name} made {cost:.2f} of {other}'s propagations"
         )
     if group[0].short:
         ours, theirs = ours / group[0].config["epochs"], theirs / rivals[0].config["epochs"]

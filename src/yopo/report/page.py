@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from yopo import __version__
 from yopo.report import curves
 from yopo.report.clock import busy
+from yopo.report.download import downloads
 from yopo.report.groups import called, seeds
 from yopo.report.headline import headline
 from yopo.report.pictures import Strip, shown
@@ -49,6 +50,7 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: Beside | None
         own=own_table(runs),
         attacks=attacks_table(runs),
         paper=paper,
+        downloads=downloads(runs),
         sections=[_section(run, colour[run], strips) for run in runs],
         version=__version__,
     )
