@@ -389,15 +389,15 @@ def test_photographs_of_100_megapixels_are_read_in_little_memory(
     image.save(file, **how)  # type: ignore[arg-type]
     del image
     Path("/proc/self/clear_refs").write_text("5")
-    before, began = memory("VmRSS"), time.perf_counter()
+    before = memory("VmRSS")
     if wrong:
         refused(lambda: read_picture(file, 16), wrong)
     else:
-        found = read_picture(file, 16)
+        with within(5):
+            found = read_picture(file, 16)
         assert found.shape == (16, 16, 3)
         assert abs(found[2, 2].astype(int) - (250, 10, 10)).max() < 8
         assert abs(found[12, 12].astype(int) - 128).max() < 8
-        assert time.perf_counter() - began < 5
     assert memory("VmHWM") - before < GROWTH
     refused(lambda: read_picture(file, None), "give --data.size 64")
     refused(lambda: read_picture(file, 6_000), wrong or "smaller --data.size")
