@@ -101,13 +101,16 @@ def draw(found: dict[str, Any], path: Path) -> None:
     )
     figure, axes = plt.subplot_mosaic(
         [["cosine", "gain", "gap"], ["reach", "reach", "residuals"]],
-        figsize=(12, 7.5),
+        figsize=(13, 8.5),
         layout="constrained",
     )
     titles = {
-        "cosine": "cosine of the frozen co-state to a fresh one",
-        "gain": "gain of a frozen step, of a fresh step's",
-        "gap": "$H_0 - \\min H_0$, of what it was",
+        "cosine": "Is the frozen co-state still true?\n"
+        "cosine to a fresh one; 1: freezing costs nothing",
+        "gain": "Is the next frozen step worth taking?\n"
+        "its gain, of a fresh step's; below 0: it harms",
+        "gap": "Is there anything left to gain?\n"
+        "$H_0 - \\min H_0$, of what it was; 0: a larger n is wasted",
     }
     for key, title in titles.items():
         ax = axes[key]
@@ -142,7 +145,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
     ax.minorticks_off()
     ax.axhline(found["target"], color="0.6", lw=0.8, ls="--", label="least for a recommendation")
     ax.set_title(
-        "loss added, of what a strong attack adds: one point for each m, n and f0", fontsize=10
+        "Which m, n and f0 attack best at their price?  A point is one setting: the loss it adds,\n"
+        "of what a strong attack adds. A point above PGD's line is better than PGD at that price.",
+        fontsize=10,
     )
     ax.set_xlabel("propagations a training step")
     ax.set_ylim(min(0.0, ax.get_ylim()[0]), 1.02)
@@ -150,7 +155,12 @@ def draw(found: dict[str, Any], path: Path) -> None:
     ax = axes["residuals"]
     names = list(found["residuals"])[::-1]
     ax.barh(names, [found["residuals"][name] for name in names], color="0.55")
-    ax.set_title("PMP residual of each layer", fontsize=10)
+    ax.set_title("PMP residual of each layer\n(long: still fitting this adversary)", fontsize=10)
     ax.tick_params(axis="y", labelsize=8 if len(names) < 16 else 6)
+    figure.suptitle(
+        f"Recommended (red star): YOPO with m = {found['m']}, n = {found['n']}, f0 ending at "
+        f"{found['first_layer']}\n{found['because'][0]}",
+        fontsize=11,
+    )
     figure.savefig(path, dpi=120, format="png")
     plt.close(figure)
