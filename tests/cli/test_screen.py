@@ -66,10 +66,11 @@ def test_a_resumed_run_is_not_thought_to_be_quick(shown: Shown) -> None:
 
 def test_attacks_on_images_kept_aside_are_seen(shown: Shown) -> None:
     train(shown, 2, range(1, 11))
-    shown.screen.attack("test pgd-20", 0.0, 0.9)
+    shown.screen.attack("test pgd-20", 0.25, 0.9)
+    assert shown.lines()[-1] == "test pgd-20 25% 0:00 90.00% left"
     shown.now += 30
-    shown.screen.attack("test pgd-20", 0.25, 0.8)
-    assert shown.lines()[-1] == "test pgd-20 25% 0:30, 1:30 to go 80.00% left"
+    shown.screen.attack("test pgd-20", 0.5, 0.8)
+    assert shown.lines()[-1] == "test pgd-20 50% 0:30, 1:00 to go 80.00% left"
     shown.screen.attack("held-out clean", 0.5, 0.7)
     assert len(shown.lines()) == 3
     assert "0:00" in shown.lines()[-1]

@@ -106,7 +106,7 @@ class Screen:
         key = "attack" if self.epochs else name
         if self.epochs and name != self._attack:  # one bar for all of a training's
             self._attack = name
-            self._begin(key, name)
+            self._begin(key, name, part)  # what it took until here is not known
         self._move(key, part, f"{part:.0%}", left, shown=name)
         if (self.bars.disable and part >= 1 and not self.epochs) or self._is_due:
             self.say(f"{name:<12} {part:4.0%}  {left}")
@@ -125,7 +125,7 @@ class Screen:
         self, name: str, part: float, done: str, note: str = "", *, shown: str | None = None
     ) -> None:
         if name not in self._tasks:
-            self._begin(name, shown or name, part if self.epochs and name != "attack" else 0.0)
+            self._begin(name, shown or name, part)
         task = self._tasks[name]
         self.bars.update(task, description=shown or name, completed=part, done=done, visible=True)
         if note:
