@@ -151,14 +151,13 @@ def test_commands_are_parsed(name: str, line: str, monkeypatch: pytest.MonkeyPat
 
 def test_own_pictures_as_the_readme_says(tmp_path: Path) -> None:
     """The line of "Own data", on noise in the folders it names; --dry-run takes real steps."""
-    (line,) = [c for n, c in commands() if n == "README.md" and "--data.name folder" in c]
-    for part, count in (("train", 80), ("test", 10)):
-        for kind in ("cat", "dog"):
-            folder = tmp_path / "photos" / part / kind
-            folder.mkdir(parents=True)
-            for i in range(count):
-                x = torch.randint(0, 256, (70, 64, 3), dtype=torch.uint8)
-                Image.fromarray(x.numpy()).save(folder / f"{i}.png")
+    (line,) = [c for n, c in commands() if n == "README.md" and "--data.root photos" in c]
+    for kind in ("cat", "dog"):
+        folder = tmp_path / "photos" / kind
+        folder.mkdir(parents=True)
+        for i in range(90):
+            x = torch.randint(0, 256, (70, 64, 3), dtype=torch.uint8)
+            Image.fromarray(x.numpy()).save(folder / f"{i}.png")
     small = ["--batch", "20", "--data.held_out", "20", "--evaluate.images", "20"]
     words = [
         sys.executable,
