@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -76,6 +77,106 @@ def stepped(net: nn.Module, x: Tensor, y: Tensor, say: Callable[[str], None]) ->
     return [p.detach() for p in net.parameters()]
 
 
+class Redirected(nn.Module):
+    """What Lightning gives to DistributedDataParallel: whose forward runs any part of a step."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, part: Callable[[], Tensor]) -> Tensor:
+        return part()
+
+
+def left(net: nn.Module) -> list[Tensor | None]:
+    """What is in .grad, which may be a view of what is exchanged next."""
+    return [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+
+
+LOSSES = ("yopo", "before", "relu", "pgd", "trades")
+AROUND = ("outside", "inside", "redirected")
+
+
+def summed(
+    ddp: nn.Module, method: yopo.Method, x: Tensor, y: Tensor, *, through: bool
+) -> dict[str, list[Tensor | None]]:
+    """What `method(x, y).backward()` leaves in .grad, alone and in company."""
+    start = 0.1 * torch.sin(1000 * x)
+    net = method.model
+    calls: dict[str, list[Callable[[], Tensor]]] = {
+        "once": [lambda: method(x, y, start)],
+        "again": [lambda: method(x, y, start)],
+        "a third each": [lambda: method(x, y, start) / 3, lambda: method(x.flip(3), y, start) / 3],
+        "before another": [lambda: method(x, y, start) + F.cross_entropy(net(x), y)],
+        "after another": [lambda: F.cross_entropy(net(x), y) + method(x, y, start)],
+        "two at once": [lambda: method(x, y, start) + method(x.flip(3), y, start)],
+    }
+
+    def backward(call: Callable[[], Tensor]) -> None:
+        (ddp(call) if through else call()).backward()
+
+    found: dict[str, list[Tensor | None]] = {}
+    for name, parts in calls.items():
+        for part in parts:
+            backward(part)
+        found[name] = left(net)
+        ddp.zero_grad()
+    with ddp.no_sync() if isinstance(ddp, DistributedDataParallel) else nullcontext():
+        backward(calls["once"][0])
+    backward(calls["a third each"][1])
+    return found | {"the first under no_sync": left(net)}
+
+
+def unused(net: nn.Sequential) -> nn.Sequential:
+    """With a parameter that no pass comes by."""
+    net.register_parameter("extra", nn.Parameter(torch.ones(2)))
+    return net
+
+
+def counted(ddp: DistributedDataParallel) -> list[int]:
+    """How many messages it exchanges."""
+    count = [0]
+
+    def hook(_state: object, bucket: Any) -> Any:
+        count[0] += 1
+        work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])
+
+    ddp.register_comm_hook(None, hook)
+    return count
+
+
+def losses(x: Tensor, y: Tensor) -> dict[str, Any]:
+    """`summed`, and messages exchanged, wherever DistributedDataParallel may stand."""
+    found: dict[str, Any] = {}
+    kinds = OPTIONS | {"unused": {"find_unused_parameters": True}}
+    for kind, options in kinds.items():
+        for name in LOSSES if kind == "default" else ("yopo",):
+            for around in AROUND:
+                torch.manual_seed(0)
+                net: nn.Module = unused(convnet()) if kind == "unused" else convnet()
+                through = around == "redirected"
+                ddp = DistributedDataParallel(Redirected(net) if through else net, **options)
+                count = counted(ddp)
+                given = {"outside": ddp, "inside": nn.Sequential(ddp), "redirected": net}[around]
+                key = f"loss {kind} {name} {around}"
+                try:
+                    method = METHODS[name](given)
+                    found[key] = summed(ddp, method, x, y, through=through)
+                except ValueError as error:
+                    found[key] = str(error)
+                found[f"{key} messages"] = count[0]
+    return found
+
+
+def statistics(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """BatchNorm's, which are the first process's after a step."""
+    torch.manual_seed(0)
+    net = bn_convnet()
+    yopo.PGD(DistributedDataParallel(net), THREAT, steps=1)(x, y, torch.zeros_like(x))
+    return {k: v.clone() for k, v in net.state_dict().items() if "running" in k}
+
+
 def work(rank: int, port: int, out: str) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
@@ -99,6 +200,8 @@ def work(rank: int, port: int, out: str) -> None:
                 found[f"{kind} {name} inside"] = gradients(make(net), x, y)
             except ValueError as error:
                 found[f"{kind} {name} inside"] = str(error)
+    found |= losses(x, y)
+    found["statistics"] = statistics(x, y)
     torch.manual_seed(0)
     said: list[str] = []
     net = nn.Sequential(nn.Identity(), DistributedDataParallel(convnet()))
@@ -149,6 +252,43 @@ def test_gradients_are_those_of_one_process(
             assert "let it be the outermost module" in inside
         else:
             torch.testing.assert_close(inside, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*(("default", name) for name in LOSSES), ("views", "yopo"), ("unused", "yopo")],
+)
+def test_a_loss_is_exchanged_once(
+    kind: str, name: str, around: str, found: list[dict[str, Any]]
+) -> None:
+    torch.manual_seed(0)
+    net = unused(convnet()) if kind == "unused" else convnet()
+    want = summed(net, METHODS[name](net), *data(), through=False)
+    assert len(want) == 7
+    for each in found:
+        got = each[f"loss {kind} {name} {around}"]
+        for what, grads in want.items():
+            torch.testing.assert_close(got[what], grads, rtol=1e-10, atol=1e-10, msg=what)
+        # Eight backward passes. After another forward pass of DistributedDataParallel's, which
+        # waits for gradients, the method's own are taken for them: a needless message, no more.
+        assert each[f"loss {kind} {name} {around} messages"] == (
+            8 if around == "redirected" else 10
+        )
+
+
+@pytest.mark.parametrize("around", ["outside", "redirected"])  # inside: above
+def test_a_loss_refuses_a_static_graph(around: str, found: list[dict[str, Any]]) -> None:
+    assert all("leave static_graph out" in each[f"loss static yopo {around}"] for each in found)
+
+
+def test_a_loss_takes_over_the_first_ones_statistics(found: list[dict[str, Any]]) -> None:
+    torch.manual_seed(0)
+    net, (x, y) = bn_convnet(), data()
+    yopo.PGD(net, THREAT, steps=1)(x[::2], y[::2], torch.zeros_like(x[::2]))
+    for each in found:
+        for name, value in each["statistics"].items():
+            torch.testing.assert_close(value, net.state_dict()[name])
 
 
 @pytest.mark.parametrize("kind", ["default", "views"])

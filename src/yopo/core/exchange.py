@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from yopo.core.digest import raw
+from yopo.core.frozen import surrounding
 
 _exchanging: WeakSet[Optimizer] = WeakSet()  # before each step
 _compared: WeakSet[Optimizer] = WeakSet()  # whose weights were seen to be the same everywhere
@@ -149,7 +150,7 @@ def _is_taken_care_of(model: nn.Module) -> bool:
     kinds: tuple[Any, ...] = (DistributedDataParallel,)
     if fsdp is not None:
         kinds += (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
-    if any(isinstance(module, kinds) for module in model.modules()):
+    if surrounding() or any(isinstance(module, kinds) for module in model.modules()):
         return True
     if any(_is_sharded(p) for p in model.parameters()):
         return True

@@ -247,6 +247,11 @@ def parallel(model: nn.Module) -> list[DistributedDataParallel]:
     return [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
 
 
+def surrounding() -> DistributedDataParallel | None:
+    """The one whose forward pass this code is in, as Lightning's training_step is."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None)
+
+
 @contextmanager
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
     """Add the gradients found in the block to .grad if it succeeds; leave .grad alone if not."""
