@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
         from yopo.core import files
         from yopo.runs.diagnosing import diagnose_run
 
-    found = diagnose_run(
+    study = diagnose_run(
         args.run,
         weights=args.weights,
         images=args.images,
@@ -56,23 +56,23 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
         data_root=args.data_root,
         data_path=args.data_path,
     )
-    show(found)
+    show(study)
     values, picture = args.run / DIAGNOSIS, args.run / DIAGNOSIS_PICTURE
     if can_draw():
         with files.whole(picture) as path:
-            draw(found, path)
+            draw(study, path)
         say(f"wrote {values} and {picture}")
     else:
         say(f"wrote {values}; a picture needs matplotlib")
 
 
-def show(found: dict[str, Any]) -> None:
+def show(study: dict[str, Any]) -> None:
     """The depths side by side, and the recommendation."""
     table = Table(title="places where f0 may end; drift after 5 inner steps with p frozen")
     names = ("f0 ends at", "affine", "inner step", "cosine", "gain", "H gap", "stops after")
     for name in names:
         table.add_column(name, justify="left" if name == "f0 ends at" else "right")
-    for depth in found["depths"]:
+    for depth in study["depths"]:
         d = depth["drift"]
         stops = "-" if d["stops"] is None else str(d["stops"])
         values = (f"{d[key][5]:.2f}" for key in ("cosine", "gain", "gap"))
@@ -80,13 +80,13 @@ def show(found: dict[str, Any]) -> None:
         table.add_row(depth["name"], affine, f"{depth['inner_cost']:.2f}", *values, stops)
     console = Terminal()
     console.print(table)
-    best = f"--method.m {found['m']} --method.n {found['n']} --method.first_layer"
-    console.print(f"recommended: {best} {found['first_layer']}")
-    for line in found["because"]:
+    best = f"--method.m {study['m']} --method.n {study['n']} --method.first_layer"
+    console.print(f"recommended: {best} {study['first_layer']}")
+    for line in study["because"]:
         console.print(f"- {line}", soft_wrap=True)
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(study: dict[str, Any], path: Path) -> None:
     """One picture of all of it."""
     import matplotlib as mpl
 
@@ -95,7 +95,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    depths = found["depths"]
+    depths = study["depths"]
     colours = plt.get_cmap("viridis")(
         [0.9 * i / max(1, len(depths) - 1) for i in range(len(depths))]
     )
@@ -126,10 +126,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for depth, colour in zip(depths, colours, strict=True):
         cost = [depth["cost"][key] for key in depth["reach"]]
         ax.scatter(cost, depth["reach"].values(), s=16, color=colour, alpha=0.7, lw=0)
-    pgd = [int(r) * ATTACK_ONLY + FULL for r in found["pgd"]]
-    ax.plot(pgd, list(found["pgd"].values()), color="0.4", lw=1.2, label="PGD-1 to PGD-20")
-    best = next(depth for depth in depths if depth["name"] == found["first_layer"])
-    key = f"{found['m']}-{found['n']}"
+    pgd = [int(r) * ATTACK_ONLY + FULL for r in study["pgd"]]
+    ax.plot(pgd, list(study["pgd"].values()), color="0.4", lw=1.2, label="PGD-1 to PGD-20")
+    best = next(depth for depth in depths if depth["name"] == study["first_layer"])
+    key = f"{study['m']}-{study['n']}"
     point = (best["cost"][key], best["reach"][key])
     ax.scatter(*point, s=160, marker="*", color="crimson", zorder=3)
     ax.annotate(
@@ -143,7 +143,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     ax.set_xscale("log")
     ax.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"], minor=False)
     ax.minorticks_off()
-    ax.axhline(found["target"], color="0.6", lw=0.8, ls="--", label="least for a recommendation")
+    ax.axhline(study["target"], color="0.6", lw=0.8, ls="--", label="least for a recommendation")
     ax.set_title(
         "Which m, n and f0 attack best at their price?  A point is one setting: the loss it adds,\n"
         "of what a strong attack adds. A point above PGD's line is better than PGD at that price.",
@@ -153,13 +153,13 @@ def draw(found: dict[str, Any], path: Path) -> None:
     ax.set_ylim(min(0.0, ax.get_ylim()[0]), 1.02)
     ax.legend(fontsize=8, loc="lower right")
     ax = axes["residuals"]
-    names = list(found["residuals"])[::-1]
-    ax.barh(names, [found["residuals"][name] for name in names], color="0.55")
+    names = list(study["residuals"])[::-1]
+    ax.barh(names, [study["residuals"][name] for name in names], color="0.55")
     ax.set_title("PMP residual of each layer\n(long: still fitting this adversary)", fontsize=10)
     ax.tick_params(axis="y", labelsize=8 if len(names) < 16 else 6)
     figure.suptitle(
-        f"Recommended (red star): YOPO with m = {found['m']}, n = {found['n']}, f0 ending at "
-        f"{found['first_layer']}\n{found['because'][0]}",
+        f"Recommended (red star): YOPO with m = {study['m']}, n = {study['n']}, f0 ending at "
+        f"{study['first_layer']}\n{study['because'][0]}",
         fontsize=11,
     )
     figure.savefig(path, dpi=120, format="png")

@@ -79,9 +79,9 @@ def differing(tensors: Iterable[Tensor]) -> list[int]:
         sha.update(raw(tensor))
     digest = torch.tensor(list(sha.digest()), dtype=torch.uint8)
     digest = digest.cuda() if dist.get_backend() == "nccl" else digest
-    found = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, digest)
-    return [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
+    digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
+    dist.all_gather(digests, digest)
+    return [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
 
 
 def _before_step(

@@ -130,8 +130,8 @@ class _Sum(torch.autograd.Function):
 
 
 def _total(values: Tensor) -> Tensor:
-    found: Tensor = _Sum.apply(values)  # type: ignore[no-untyped-call]
-    return found
+    total: Tensor = _Sum.apply(values)  # type: ignore[no-untyped-call]
+    return total
 
 
 class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
