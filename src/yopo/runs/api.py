@@ -267,20 +267,13 @@ def evaluate_run(
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
+    where = {"data_root": data_root, "data_path": data_path}
     saved = evaluating.check(
-        run,
-        attacks,
-        weights=weights,
-        eps=eps,
-        trust=trust,
-        model_name=model_name,
-        data_root=data_root,
-        data_path=data_path,
+        run, attacks, weights=weights, eps=eps, trust=trust, model_name=model_name, **where
     )
-    target = pick_device(device)
     arrays = load_data(saved)
     x, y, drawn = evaluating.choose_images(arrays.x_test, arrays.y_test, samples, seed)
-    model = load_model(saved, arrays).to(target)
+    model = load_model(saved, arrays).to(pick_device(device))
     written = folder.EvaluationFiles.of(run)
     written.check()
     result = yopo.evaluate(
