@@ -98,7 +98,7 @@ def _trades(method: str) -> Tree:
 DEMO: Tree = {
     "method": method_tree("yopo-3-5"),
     "threat": {"name": "linf", "eps": 0.3, "step": 0.3 / 8},
-    "data": {"name": "mnist-subset", "held_out": 300},
+    "data": {"name": "mnist-subset", "held_out": 1000},
     "model": {"name": "smallcnn", "channels_last": True, "options": {"width": 16, "hidden": 100}},
     "optimizer": {"name": "adamw", "lr": 4e-3, "weight_decay": _DECAY},
     "schedule": {"name": "onecycle", "warmup": 2},
