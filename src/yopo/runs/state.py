@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import yopo
+from yopo.core.exchange import in_group
 from yopo.core.files import file_digest, flush, parse_json, read_json, read_text
 from yopo.core.tensor_files import Tensors, load_tensors, write_tensors
 from yopo.engine.ema import EMA
@@ -63,7 +64,7 @@ class Snapshot:
         These are buffers (BatchNorm's statistics, if not synchronised) and what the method carries.
         Nothing changes in any process, so a run that is saved goes on as one that is not.
         """
-        if not distributed.in_group():
+        if not in_group():
             return tensors
         whole = dict(tensors)
         for key in (k for k in tensors if k.startswith(self._carried)):
