@@ -93,13 +93,13 @@ if not TYPE_CHECKING:  # a checker would take every name for one of ours
 
     def __getattr__(name: str) -> object:
         if name in _HOME:
-            found: object = getattr(import_module(f"yopo.{_HOME[name]}"), name)
+            value: object = getattr(import_module(f"yopo.{_HOME[name]}"), name)
         elif name in __all__:
-            found = import_module(f"yopo.{name}")
+            value = import_module(f"yopo.{name}")
         else:
             raise AttributeError(f"module 'yopo' has no attribute {name!r}")
-        globals()[name] = found
-        return found
+        globals()[name] = value
+        return value
 
     def __dir__() -> list[str]:
         return sorted([*__all__, "__version__"])

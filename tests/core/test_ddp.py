@@ -1,9 +1,7 @@
 """DistributedDataParallel in two processes (gloo) against one process on the combined batch."""
 
-import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import yopo
 from tests.conftest import Batch, bn_convnet, convnet
-from tests.tiny import PATIENCE, forkserver, free_port
+from tests.tiny import as_one_of, in_two
 
 THREAT = yopo.Linf(0.1)
 METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
@@ -180,8 +178,8 @@ def statistics(x: Tensor, y: Tensor) -> dict[str, Tensor]:
 def work(rank: int, port: int, out: str) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    as_one_of(2, rank, port)
+    dist.init_process_group("gloo")
     x, y = data()
     x, y = x[rank::2], y[rank::2]
     found: dict[str, Any] = {}
@@ -226,15 +224,7 @@ def work(rank: int, port: int, out: str) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two processes found."""
-    out, port = tmp_path_factory.mktemp("ddp"), free_port()
-    context = forkserver()
-    pair = [context.Process(target=work, args=(rank, port, str(out))) for rank in (0, 1)]
-    for process in pair:
-        process.start()
-    for process in pair:
-        process.join(PATIENCE)
-        assert process.exitcode == 0
-    return [torch.load(Path(out) / f"{rank}.pt") for rank in (0, 1)]
+    return in_two(work, tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.mark.parametrize("kind", OPTIONS)

@@ -1,6 +1,5 @@
 """Gradients between processes: one exchange for each optimizer step, and who takes care of it."""
 
-import hashlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
-from yopo.core.digest import raw
+from yopo.core.digest import values_digest
 from yopo.core.frozen import surrounding
 
 _exchanging: WeakSet[Optimizer] = WeakSet()  # before each step
@@ -53,6 +52,11 @@ def exchanges(optimizer: Optimizer) -> bool:
     return optimizer in _exchanging and _is_several()
 
 
+def in_group() -> bool:
+    """Whether this process is one of a group, and has to take part in what it exchanges."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def watch(model: nn.Module) -> None:
     """Warn, once, if several processes train a model whose gradients nobody exchanges.
 
@@ -75,14 +79,11 @@ def watch(model: nn.Module) -> None:
 
 def differing(tensors: Iterable[Tensor]) -> list[int]:
     """The processes whose tensors are not, bit for bit, those of the first; all must ask."""
-    sha = hashlib.sha256()
-    for tensor in tensors:
-        sha.update(raw(tensor))
-    digest = torch.tensor(list(sha.digest()), dtype=torch.uint8)
+    digest = torch.tensor(list(bytes.fromhex(values_digest(*tensors))), dtype=torch.uint8)
     digest = digest.cuda() if dist.get_backend() == "nccl" else digest
-    found = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, digest)
-    return [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
+    digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
+    dist.all_gather(digests, digest)
+    return [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
 
 
 def _before_step(
@@ -112,7 +113,7 @@ def _exchange(optimizer: Optimizer) -> None:
     Which parameters have one may differ, where a branch depends on the data. A gradient that no
     process has stays None, so that the optimizer passes over it as in one process.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not in_group():
         return
     if optimizer not in _compared:
         if differing(_parameters(optimizer)):
@@ -141,7 +142,7 @@ def _exchange(optimizer: Optimizer) -> None:
 
 
 def _is_several() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return in_group() and dist.get_world_size() > 1
 
 
 def _is_taken_care_of(model: nn.Module) -> bool:

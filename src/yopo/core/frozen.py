@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
-Network = Callable[[Tensor], Tensor]
+Forward = Callable[[Tensor], Tensor]
 RngState = tuple[Tensor, Tensor | None]  # CPU, CUDA
 T = TypeVar("T")
 

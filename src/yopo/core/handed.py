@@ -11,11 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from yopo.core.frozen import parallel, surrounding
 
-Found = list[tuple[Tensor, Tensor]]  # a parameter and its gradient
+Pairs = list[tuple[Tensor, Tensor]]  # a parameter and its gradient
 
 
 @contextmanager
-def gathered(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Found]:
+def gathered(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Pairs]:
     """Passes in the block leave .grad alone; what they find is in the list at the block's end.
 
     Nobody else hears of these passes: hooks on the parameters' gradients are for the whole, and
@@ -31,7 +31,7 @@ def gathered(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Found]:
     asking = [p for p in parameters if p.requires_grad and p.is_leaf]
     before = [p.grad for p in asking]
     own = [(h, dict(h)) for p in asking for h in (p._backward_hooks, _after(p)) if h]
-    found: Found = []
+    pairs: Pairs = []
     with ExitStack() as round_them:
         for each in wrappers:
             round_them.enter_context(_gone_round(each))
@@ -40,8 +40,8 @@ def gathered(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Found]:
                 hooks.clear()
             for p in asking:
                 p.grad = None
-            yield found
-            found += [(p, p.grad) for p in asking if p.grad is not None]
+            yield pairs
+            pairs += [(p, p.grad) for p in asking if p.grad is not None]
         finally:
             for p, grad in zip(asking, before, strict=True):
                 p.grad = grad
@@ -53,10 +53,10 @@ def _after(p: Tensor) -> dict[int, Any] | None:
     return p._post_accumulate_grad_hooks
 
 
-def handed(model: nn.Module, loss: Tensor, found: Found) -> Tensor:
-    """`loss` (), whose backward() adds the gradients found, times its own, to .grad."""
-    parameters, grads = [p for p, _ in found], [g for _, g in found]
-    found.clear()  # what is added to .grad must belong to nobody else, else it is copied
+def handed(model: nn.Module, loss: Tensor, pairs: Pairs) -> Tensor:
+    """`loss` (), whose backward() adds these gradients, times its own, to .grad."""
+    parameters, grads = [p for p, _ in pairs], [g for _, g in pairs]
+    pairs.clear()  # what is added to .grad must belong to nobody else, else it is copied
     out: Tensor = _Handed.apply(loss, grads, *parameters)  # type: ignore[no-untyped-call]
     for each in parallel(model):
         out = _announced(each, out)

@@ -116,9 +116,9 @@ class Method(ABC):
             )
         watch(self.model)
         self.last = None  # its tensors make room for the next
-        with gathered(self.model, self._trained()) as found:
+        with gathered(self.model, self._trained()) as pairs:
             self.last = self._step(x, y, eta)
-        return handed(self.model, self.last.loss, found)
+        return handed(self.model, self.last.loss, pairs)
 
     def _trained(self) -> list[nn.Parameter]:
         """What may get a gradient: the network's parameters, and the loss's if it is a module."""

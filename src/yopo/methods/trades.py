@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.core.checks import check_at_least, check_choice
-from yopo.core.frozen import Frozen, Network, eval_mode
+from yopo.core.frozen import Forward, Frozen, eval_mode
 from yopo.core.losses import Loss, consistency
 from yopo.core.propagation import (
     ATTACK_ONLY,
@@ -62,7 +62,7 @@ class TRADES(AdversarialMethod):
         return Step(loss, logits, eta, FORWARD + self.steps * ATTACK_ONLY + 2 * FULL)
 
 
-def consistency_with(f: Network, x: Tensor) -> Objective:
+def consistency_with(f: Forward, x: Tensor) -> Objective:
     """𝓛(f(x), ·) with the clean predictions held fixed."""
     with torch.no_grad():
         clean = f(x.clone())  # a copy: see propagate

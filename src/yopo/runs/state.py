@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import yopo
+from yopo.core.exchange import in_group
 from yopo.core.files import file_digest, flush, parse_json, read_json, read_text
 from yopo.core.tensor_files import Tensors, load_tensors, write_tensors
 from yopo.engine.ema import EMA
@@ -63,7 +64,7 @@ class Snapshot:
         These are buffers (BatchNorm's statistics, if not synchronised) and what the method carries.
         Nothing changes in any process, so a run that is saved goes on as one that is not.
         """
-        if not distributed.in_group():
+        if not in_group():
             return tensors
         whole = dict(tensors)
         for key in (k for k in tensors if k.startswith(self._carried)):
@@ -190,13 +191,13 @@ def load_newest(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
 
     Where none is, one that lacks no more than the way back or the best weights will do.
     """
-    found = saved(folder)
-    for path in found:
+    checkpoints = saved(folder)
+    for path in checkpoints:
         try:
             return load(path)
         except ValueError as error:
             warn(f"{error}; going back to the checkpoint before it")
-    for path in found:
+    for path in checkpoints:
         try:
             state = load(path, whole=False)
         except ValueError:
@@ -214,14 +215,14 @@ def load(path: Path, *, whole: bool = True) -> Checkpoint:
             raise ValueError("seal.json holds no checksums")
         # Earlier versions left the endings out.
         old = {"tensors": "tensors.safetensors", "values": "values.json"}
-        sums = {old.get(str(name), str(name)): found for name, found in seal.items()}
+        sums = {old.get(str(name), str(name)): digest for name, digest in seal.items()}
         if not {*old.values()} <= {*sums}:
             raise ValueError("seal.json lacks a checksum")
         sound = {}
-        for name, found in sums.items():
+        for name, digest in sums.items():
             if Path(name).name != name:
                 raise ValueError(f"seal.json names {name!r}")
-            sound[name] = (path / name).is_file() and found == file_digest(path / name)
+            sound[name] = (path / name).is_file() and digest == file_digest(path / name)
             if not sound[name] and (whole or name in old.values()):
                 there = (path / name).is_file()
                 raise ValueError(f"{name} was altered" if there else f"no {name}")
