@@ -135,12 +135,12 @@ def counted(ddp: DistributedDataParallel) -> list[int]:
     """How many messages it exchanges."""
     count = [0]
 
-    def hook(_state: object, bucket: Any) -> Any:
+    def exchange(bucket: Any) -> Any:
         count[0] += 1
         work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
-    ddp.register_comm_hook(None, hook)
+    ddp.register_comm_hook(None, lambda _, bucket: exchange(bucket))
     return count
 
 
