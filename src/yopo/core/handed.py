@@ -15,7 +15,7 @@ Pairs = list[tuple[Tensor, Tensor]]  # a parameter and its gradient
 
 
 @contextmanager
-def gathered(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Pairs]:
+def put_aside(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Pairs]:
     """Passes in the block leave .grad alone; what they find is in the list at the block's end.
 
     Nobody else hears of these passes: hooks on the parameters' gradients are for the whole, and

@@ -31,7 +31,7 @@ from yopo.core.frozen import (
     uncached,
     uncompiled,
 )
-from yopo.core.handed import gathered, handed
+from yopo.core.handed import handed, put_aside
 from yopo.core.losses import Loss
 from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
@@ -116,7 +116,7 @@ class Method(ABC):
             )
         watch(self.model)
         self.last = None  # its tensors make room for the next
-        with gathered(self.model, self._trained()) as pairs:
+        with put_aside(self.model, self._trained()) as pairs:
             self.last = self._step(x, y, eta)
         return handed(self.model, self.last.loss, pairs)
 
