@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-from yopo.core.frozen import parallel, surrounding
+from yopo.core.parallel import parallel, surrounding
 
 Pairs = list[tuple[Tensor, Tensor]]  # a parameter and its gradient
 

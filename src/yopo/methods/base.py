@@ -27,12 +27,12 @@ from yopo.core.frozen import (
     eval_mode,
     forked_rng,
     made_of,
-    parallel,
     uncached,
     uncompiled,
 )
 from yopo.core.handed import handed, put_aside
 from yopo.core.losses import Loss
+from yopo.core.parallel import parallel
 from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import yopo
-from yopo.core.exchange import in_group
 from yopo.core.files import file_digest, flush, parse_json, read_json, read_text
+from yopo.core.parallel import in_group
 from yopo.core.tensor_files import Tensors, load_tensors, write_tensors
 from yopo.engine.ema import EMA
 from yopo.runs import distributed
