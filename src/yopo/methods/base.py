@@ -97,9 +97,9 @@ class Method(ABC):
         """
         watch(self.model)
         with uncached():
-            x, y, eta = self._checked(x, y, eta)
+            checked = self._checked(x, y, eta)
             with all_or_nothing(self.model):
-                return self._run(x, y, eta)
+                return self._run(*checked)
 
     def __call__(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Tensor:
         """A loss () whose backward() adds to .grad what `backward` would have added.
@@ -119,10 +119,8 @@ class Method(ABC):
             )
         watch(self.model)
         self.last = None  # its tensors make room for the next
-        with uncached():
-            x, y, eta = self._checked(x, y, eta)
-            with gathered(self.model, self._trained()) as found:
-                self.last = self._run(x, y, eta)
+        with uncached(), gathered(self.model, self._trained()) as found:
+            self.last = self._run(*self._checked(x, y, eta))
         return found.handed(self.last.loss)
 
     def _trained(self) -> Iterable[nn.Parameter]:
