@@ -115,7 +115,7 @@ class Method(ABC):
         if not torch.is_grad_enabled():
             raise ValueError(
                 "method(x, y) is a loss to call backward() on, and gradients are switched off "
-                "here; to measure a network, use yopo.evaluate or yopo.attacks.pgd"
+                "here; to measure a network, use yopo.evaluate"
             )
         watch(self.model)
         self.last = None  # its tensors make room for the next
