@@ -20,7 +20,7 @@ import yopo.runs.trainer
 from tests import SEED
 from yopo.__main__ import main
 from yopo.data.sources import Arrays
-from yopo.runs import state
+from yopo.runs import keeper, state
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.settings import Config, validate
 
@@ -85,14 +85,18 @@ def tiny_trainer(
     return yopo.runs.trainer.Trainer(config, tiny_data(train), out, watcher, torch.device("cpu"))
 
 
-def run_until_killed(out: str, over: Tree, steps: int = 0, flushes: int = 0) -> None:
+def run_until_killed(
+    out: str, over: Tree, steps: int = 0, flushes: int = 0, large: bool = False
+) -> None:
     """Resume and run on, a checkpoint at every step; or wait to be killed.
 
     After so many steps, or in the writing of checkpoints after so many of its flushes: then the
-    file `held` says so.
+    file `held` says so. large: checkpoints are written while training goes on.
     """
     torch.set_num_threads(1)
     yopo.runs.trainer.CHECK_EVERY = 1
+    if large:
+        keeper.LARGE = 0
     watcher = Silent()
 
     def counted(work: Any, most: int) -> Any:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from yopo import attacks, models, pmp
     from yopo.core.exchange import exchange_gradients
     from yopo.core.first_layer import Cut, Split
+    from yopo.core.parallel import gathered
     from yopo.core.threat import L2, Linf, Threat
     from yopo.engine.ema import EMA
     from yopo.engine.engine import Engine
@@ -62,6 +63,7 @@ __all__ = [
     "attacks",
     "evaluate",
     "exchange_gradients",
+    "gathered",
     "load",
     "models",
     "pmp",
@@ -71,6 +73,7 @@ __all__ = [
 _HOMES = {
     "core.exchange": "exchange_gradients",
     "core.first_layer": "Cut Split",
+    "core.parallel": "gathered",
     "core.threat": "L2 Linf Threat",
     "engine.ema": "EMA",
     "engine.engine": "Engine",

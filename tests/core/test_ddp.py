@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,13 +10,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import yopo
 from tests.conftest import Batch, bn_convnet, convnet
-from tests.tiny import as_one_of, in_two
+from tests.tiny import PATIENCE, as_one_of, in_two
 
 THREAT = yopo.Linf(0.1)
 METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
@@ -27,12 +27,16 @@ METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
     "trades": lambda net: yopo.TRADES(net, THREAT, steps=2),
     "trades-yopo": lambda net: yopo.TRADESYOPO(net, THREAT, m=2, n=2),
     "fast": lambda net: yopo.Fast(net, THREAT),
+    "nfgsm": lambda net: yopo.NFGSM(net, THREAT),
 }
+FREE = 3  # replays, each with an exchange and a step of the optimizer
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "static": {"static_graph": True},
     "views": {"gradient_as_bucket_view": True},
 }
+UNUSED: dict[str, Any] = {"find_unused_parameters": True}
+BUCKET: dict[str, Any] = {"bucket_cap_mb": 5e-4}  # of 500 bytes, so that there are several
 
 
 def first(net: nn.Module, name: str) -> str:
@@ -64,6 +68,105 @@ def accumulated(net: nn.Module, method: yopo.Method, x: Tensor, y: Tensor) -> li
         method.backward(x, y, start)
     method.backward(x.flip(3), y, start)
     return [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+
+def free(net: nn.Module) -> yopo.Free:
+    return yopo.Free(net, THREAT, m=FREE, optimizer=torch.optim.SGD(net.parameters(), 0.1))
+
+
+class Turns(nn.Module):
+    """Layers take turns, pass by pass, from the moment on when they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(192, 6), nn.Linear(6, 4)
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.turn: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x.flatten(1))
+        if self.turn is not None:
+            h = h + self.layers[self.turn % 2](h.tanh())  # the third is never used
+            self.turn += 1
+        return self.head(h)  # type: ignore[no-any-return]
+
+
+def turned(turns: Turns, net: nn.Module, x: Tensor, y: Tensor) -> list[Tensor | None]:
+    """The last weight pass does not use the layer that the one before it used."""
+    method = yopo.YOPO(net, THREAT, m=3, n=2)
+    method.prepare(x, y)
+    turns.turn = 0
+    method.backward(x, y, 0.1 * torch.sin(1000 * x))
+    return [None if p.grad is None else p.grad.clone() for p in turns.parameters()]
+
+
+def counted(net: DistributedDataParallel) -> list[int]:
+    """Gets the size of every message from now on; a comm hook that averages."""
+    sizes: list[int] = []
+
+    def hook(
+        _state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
+        sizes.append(bucket.buffer().numel())
+        work: Any = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
+        sent: torch.futures.Future[Tensor] = work.get_future()
+        return sent.then(lambda future: future.value()[0])
+
+    net.register_comm_hook(None, hook)
+    return sizes
+
+
+def messages(make: Callable[[nn.Module], yopo.Method], x: Tensor, y: Tensor) -> dict[str, Any]:
+    """What is sent for the second batch, and the gradient's bits beside those of one exchange."""
+    start = 0.1 * torch.sin(1000 * x)
+    torch.manual_seed(0)
+    plain = convnet()
+    torch.manual_seed(0)
+    net = DistributedDataParallel(convnet(), **BUCKET)
+    sizes, method = counted(net), make(net)
+    for each in (make(plain), method):
+        each.backward(x, y, start)
+        each.model.zero_grad()
+    sizes.clear()
+    with net.no_sync():
+        method.backward(x, y, start)
+    none = len(sizes)
+    net.zero_grad()
+    method.backward(x, y, start)
+    make(plain).backward(x, y, start)
+    for p in plain.parameters():
+        assert p.grad is not None
+        dist.all_reduce(p.grad.div_(2))
+    pairs = zip(net.parameters(), plain.parameters(), strict=True)
+    same = all(torch.equal(p.grad, q.grad) for p, q in pairs)  # type: ignore[arg-type]
+    return {"none": none, "sizes": sizes, "same": same}
+
+
+def uneven(
+    make: Callable[[nn.Module], yopo.Method], inside: bool, options: dict[str, Any], rank: int
+) -> list[list[Tensor]]:
+    """Gradients of three batches, the last of which the second process does not have."""
+    torch.manual_seed(0)
+    inner = DistributedDataParallel(convnet(), **options)
+    net, found = nn.Sequential(inner) if inside else inner, []
+    method, (x, y) = make(net), data()
+    x, y = x[rank::2], y[rank::2]
+    with Join([inner]):
+        for k in range(3 - rank):
+            method.backward(x.roll(k, 3), y, 0.1 * torch.sin(1000 * x.roll(k, 3)))
+            found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+            net.zero_grad()
+    return found
+
+
+UNEVEN: dict[str, tuple[bool, dict[str, Any]]] = {
+    "default": (False, {}),
+    "inside": (True, {}),
+    "unused": (False, UNUSED),
+    "unused inside": (True, UNUSED),
+    "static": (False, OPTIONS["static"]),
+}
 
 
 def stepped(net: nn.Module, x: Tensor, y: Tensor, say: Callable[[str], None]) -> list[Tensor]:
@@ -131,19 +234,6 @@ def unused(net: nn.Sequential) -> nn.Sequential:
     return net
 
 
-def counted(ddp: DistributedDataParallel) -> list[int]:
-    """How many messages it exchanges."""
-    count = [0]
-
-    def exchange(bucket: Any) -> Any:
-        count[0] += 1
-        work = dist.all_reduce(bucket.buffer().div_(2), async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
-
-    ddp.register_comm_hook(None, lambda _, bucket: exchange(bucket))
-    return count
-
-
 def losses(x: Tensor, y: Tensor) -> dict[str, Any]:
     """`summed`, and messages exchanged, wherever DistributedDataParallel may stand."""
     found: dict[str, Any] = {}
@@ -155,7 +245,7 @@ def losses(x: Tensor, y: Tensor) -> dict[str, Any]:
                 net: nn.Module = unused(convnet()) if kind == "unused" else convnet()
                 through = around == "redirected"
                 ddp = DistributedDataParallel(Redirected(net) if through else net, **options)
-                count = counted(ddp)
+                sizes = counted(ddp)
                 given = {"outside": ddp, "inside": nn.Sequential(ddp), "redirected": net}[around]
                 key = f"loss {kind} {name} {around}"
                 try:
@@ -163,7 +253,7 @@ def losses(x: Tensor, y: Tensor) -> dict[str, Any]:
                     found[key] = summed(ddp, method, x, y, through=through)
                 except ValueError as error:
                     found[key] = str(error)
-                found[f"{key} messages"] = count[0]
+                found[f"{key} messages"] = len(sizes)
     return found
 
 
@@ -175,18 +265,37 @@ def statistics(x: Tensor, y: Tensor) -> dict[str, Tensor]:
     return {k: v.clone() for k, v in net.state_dict().items() if "running" in k}
 
 
+def exchanges(rank: int, x: Tensor, y: Tensor) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, make in METHODS.items():
+        found[f"messages {name}"] = messages(make, x, y)
+        for kind, (inside, settings) in UNEVEN.items():
+            found[f"uneven {kind} {name}"] = uneven(make, inside, settings, rank)
+    torch.manual_seed(0)
+    net = DistributedDataParallel(convnet())
+    sizes = counted(net)
+    free(net).backward(x, y, 0.1 * torch.sin(1000 * x))
+    found["free"] = len(sizes), list(net.parameters()), [p.grad for p in net.parameters()]
+    torch.manual_seed(0)
+    turns = Turns()
+    found["turns"] = turned(turns, DistributedDataParallel(turns, **UNUSED), x, y)
+    return found
+
+
 def work(rank: int, port: int, out: str) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     as_one_of(2, rank, port)
-    dist.init_process_group("gloo")
+    # What is not matched would wait for ever.
+    dist.init_process_group("gloo", timeout=timedelta(seconds=PATIENCE / 2))
     x, y = data()
     x, y = x[rank::2], y[rank::2]
     found: dict[str, Any] = {}
+    found |= exchanges(rank, x, y)
     for kind, options in OPTIONS.items():
         for name, make in METHODS.items():
             torch.manual_seed(0)
-            net: nn.Module = DistributedDataParallel(convnet(), **options)
+            net: Any = DistributedDataParallel(convnet(), **options)
             found[f"{kind} {name}"] = gradients(make(net), x, y)
             if kind != "static":
                 net = DistributedDataParallel(net.module, **options)
@@ -212,11 +321,6 @@ def work(rank: int, port: int, out: str) -> None:
         yopo.PMP(net, THREAT)
     except ValueError as error:
         found["pmp"] = str(error)
-    sharded: Any = fully_shard(convnet(), mesh=init_device_mesh("cpu", (2,)))
-    try:
-        yopo.YOPO(sharded, THREAT)
-    except ValueError as error:
-        found["sharded"] = str(error)
     torch.save(found, f"{out}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -293,6 +397,60 @@ def test_what_no_sync_left_is_exchanged_too(
         torch.testing.assert_close(each[f"{kind} {name} accumulated"], want, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_makes_one_exchange_and_its_bits_are_the_same(
+    name: str, found: list[dict[str, Any]]
+) -> None:
+    """However many weight passes it has: each parameter is sent once; under no_sync none is."""
+    numbers = sum(p.numel() for p in convnet().parameters())
+    for each in found:
+        sent = each[f"messages {name}"]
+        assert len(sent["sizes"]) > 2  # buckets
+        assert sum(sent["sizes"]) == numbers
+        assert sent["none"] == 0
+        assert sent["same"]
+
+
+@pytest.mark.parametrize("kind", UNEVEN)
+@pytest.mark.parametrize("name", METHODS)
+def test_uneven_inputs(kind: str, name: str, found: list[dict[str, Any]]) -> None:
+    """Under torch's Join: what a process that has no more batches sends counts as zero."""
+    torch.manual_seed(0)
+    net = convnet()
+    method, (x, y) = METHODS[name](net), data()
+    for k in range(3):
+        mine, whose = (x.roll(k, 3), y) if k < 2 else (x[::2].roll(k, 3), y[::2])
+        net.zero_grad()
+        method.backward(mine, whose, 0.1 * torch.sin(1000 * mine))
+        want = [p.grad / (1 if k < 2 else 2) for p in net.parameters() if p.grad is not None]
+        for each in found[: 2 if k < 2 else 1]:
+            got = each[f"uneven {kind} {name}"]
+            torch.testing.assert_close(got[k], want, rtol=1e-10, atol=1e-10)
+
+
+def test_a_layer_that_only_an_earlier_pass_used_is_exchanged(found: list[dict[str, Any]]) -> None:
+    torch.manual_seed(0)
+    turns = Turns()
+    want = turned(turns, turns, *data())
+    assert [grad is None for grad in want] == [False] * 8 + [True] * 2
+    for each in found:
+        got = each["turns"]
+        assert [grad is None for grad in got] == [grad is None for grad in want]
+        torch.testing.assert_close(got[:8], want[:8], rtol=1e-10, atol=1e-10)
+
+
+def test_free_exchanges_before_each_of_its_steps(found: list[dict[str, Any]]) -> None:
+    torch.manual_seed(0)
+    net, (x, y) = convnet(), data()
+    free(net).backward(x, y, 0.1 * torch.sin(1000 * x))
+    for each in found:
+        sent, weights, grads = each["free"]
+        assert sent == FREE
+        torch.testing.assert_close(weights, list(net.parameters()), rtol=1e-10, atol=1e-10)
+        want = [p.grad for p in net.parameters()]
+        torch.testing.assert_close(grads, want, rtol=1e-10, atol=1e-10)
+
+
 def test_one_process_evaluates_alone(found: list[dict[str, Any]]) -> None:
     assert set(found[0]["robust"]) == {"clean", "pgd-3"}
 
@@ -307,7 +465,3 @@ def test_the_engine_leaves_the_exchange_to_it(found: list[dict[str, Any]]) -> No
 
 def test_pmp_refuses_it(found: list[dict[str, Any]]) -> None:
     assert all("DistributedDataParallel would exchange nothing" in each["pmp"] for each in found)
-
-
-def test_sharded_parameters_are_refused(found: list[dict[str, Any]]) -> None:
-    assert all("use DistributedDataParallel" in each["sharded"] for each in found)

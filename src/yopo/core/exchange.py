@@ -10,11 +10,10 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
 from yopo.core.digest import values_digest
-from yopo.core.frozen import surrounding
+from yopo.core.parallel import in_group, is_shard, is_spread, parallel, surrounding
 
 _exchanging: WeakSet[Optimizer] = WeakSet()  # before each step
 _compared: WeakSet[Optimizer] = WeakSet()  # whose weights were seen to be the same everywhere
@@ -36,7 +35,7 @@ def exchange_gradients(optimizer: Optimizer) -> Callable[[], None]:
         optimizer = inner  # Lightning and others wrap it
     if isinstance(optimizer, LBFGS):
         raise ValueError("LBFGS tries as many steps as the loss of each process asks for; use SGD")
-    if any(_is_sharded(p) for p in _parameters(optimizer)):
+    if any(is_shard(p) for p in _parameters(optimizer)):
         raise ValueError(
             "the optimizer's parameters are DTensors, whose gradients are exchanged in backward(); "
             "leave exchange_gradients out"
@@ -50,11 +49,6 @@ def exchange_gradients(optimizer: Optimizer) -> Callable[[], None]:
 def exchanges(optimizer: Optimizer) -> bool:
     """Whether its steps begin with an exchange between processes."""
     return optimizer in _exchanging and _is_several()
-
-
-def in_group() -> bool:
-    """Whether this process is one of a group, and has to take part in what it exchanges."""
-    return dist.is_available() and dist.is_initialized()
 
 
 def watch(model: nn.Module) -> None:
@@ -147,20 +141,13 @@ def _is_several() -> bool:
 
 def _is_taken_care_of(model: nn.Module) -> bool:
     """Whether DistributedDataParallel, sharding or our exchange averages its gradients."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
-    kinds: tuple[Any, ...] = (DistributedDataParallel,)
-    if fsdp is not None:
-        kinds += (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
-    if surrounding() or any(isinstance(module, kinds) for module in model.modules()):
+    old = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
+    if old and any(isinstance(m, old.FullyShardedDataParallel) for m in model.modules()):
         return True
-    if any(_is_sharded(p) for p in model.parameters()):
+    if surrounding() or parallel(model) or is_spread(model):
         return True
     own = {id(p) for p in model.parameters()}
     return any(id(p) in own for optimizer in _exchanging for p in _parameters(optimizer))
-
-
-def _is_sharded(p: Tensor) -> bool:
-    return hasattr(p, "full_tensor")
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-from yopo.core.frozen import parallel, surrounding
+from yopo.core.parallel import Gradients, fsdp, surrounding
 
 
 @dataclass(slots=True)
-class Gathered:
+class Aside:
     """What passes left in .grad, taken from there before anybody saw it."""
 
     wrappers: list[DistributedDataParallel]  # in the network
@@ -31,35 +31,41 @@ class Gathered:
 
 
 @contextmanager
-def gathered(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Gathered]:
+def put_aside(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Aside]:
     """Passes in the block leave .grad alone; what they find is there at the block's end.
 
     Nobody else hears of these passes: hooks on the parameters' gradients are for the whole, and
     DistributedDataParallel, which has nothing to exchange yet, is gone round.
     """
-    found = Gathered(parallel(model))
+    modules = list(model.modules())
+    aside = Aside([m for m in modules if isinstance(m, DistributedDataParallel)])
     around = surrounding()
-    if any(each.static_graph for each in (*found.wrappers, *([around] if around else []))):
+    if any(each.static_graph for each in (*aside.wrappers, *([around] if around else []))):
         raise ValueError(
             "DistributedDataParallel with static_graph=True counts the gradients of the method's "
             "own passes, and would then exchange too little; leave static_graph out"
         )
+    kept = Gradients(model) if fsdp(modules) else None
     asking = [p for p in parameters if p.requires_grad and p.is_leaf]
     before = [p.grad for p in asking]
     own = [(hooks, dict(hooks)) for p in asking for hooks in _hooks(p) if hooks]
     with ExitStack() as round_them:
-        for each in found.wrappers:
+        for each in aside.wrappers:
             round_them.enter_context(_gone_round(each))
         try:
             for hooks, _ in own:
                 hooks.clear()
             for p in asking:
                 p.grad = None
-            yield found
+            yield aside
             for p in asking:
                 if p.grad is not None:
-                    found.parameters.append(p)
-                    found.grads.append(p.grad)
+                    aside.parameters.append(p)
+                    aside.grads.append(p.grad)
+        except BaseException:
+            if kept:
+                kept.put_back()
+            raise
         finally:
             for p, grad in zip(asking, before, strict=True):
                 p.grad = grad

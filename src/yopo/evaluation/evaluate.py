@@ -22,6 +22,7 @@ from yopo.core.checks import (
 )
 from yopo.core.digest import values_digest, weights_digest
 from yopo.core.frozen import Frozen, eval_mode
+from yopo.core.parallel import on_gathered
 from yopo.core.propagation import no_logits
 from yopo.core.threat import Threat
 from yopo.evaluation.card import norm, provenance, settings
@@ -35,6 +36,7 @@ from yopo.evaluation.warnings import SAMPLE, Suspicion, after, before
 Batches = Iterable[Sequence[Tensor]]
 
 
+@on_gathered
 def evaluate(
     model: nn.Module,
     data: Batches | tuple[Tensor, Tensor],

@@ -27,12 +27,12 @@ from yopo.core.frozen import (
     eval_mode,
     forked_rng,
     made_of,
-    parallel,
     uncached,
     uncompiled,
 )
-from yopo.core.handed import gathered
+from yopo.core.handed import put_aside
 from yopo.core.losses import Loss
+from yopo.core.parallel import parallel
 from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
 
@@ -119,9 +119,9 @@ class Method(ABC):
             )
         watch(self.model)
         self.last = None  # its tensors make room for the next
-        with uncached(), gathered(self.model, self._trained()) as found:
+        with uncached(), put_aside(self.model, self._trained()) as aside:
             self.last = self._run(*self._checked(x, y, eta))
-        return found.handed(self.last.loss)
+        return aside.handed(self.last.loss)
 
     def _trained(self) -> Iterable[nn.Parameter]:
         """What may get a gradient: the network's parameters, and the loss's if it is a module."""

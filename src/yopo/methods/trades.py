@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from yopo.core.checks import check_at_least, check_choice
 from yopo.core.frozen import Forward, Frozen, eval_mode
 from yopo.core.losses import Loss, consistency
+from yopo.core.parallel import unexchanged
 from yopo.core.propagation import (
     ATTACK_ONLY,
     FORWARD,
@@ -74,7 +75,8 @@ def trades_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Add ∇θ [loss(f(x), y) + beta·𝓛(f(x), f(x + eta))] to .grad; return it and f(x + eta)."""
     with torch.enable_grad():
-        clean = tensor(model(x.clone()))
+        with unexchanged(model):  # the backward pass of both is the second one's
+            clean = tensor(model(x.clone()))
         natural = scalar(loss(clean, y))  # now: it may read what the model kept of this pass
         logits = tensor(model(x + eta))
         total = natural + beta * consistency(logits, clean)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from yopo.core.exchange import in_group
+from yopo.core.parallel import in_group
 
 MEETING = timedelta(minutes=5)  # for all processes to be there, as a store of torch's waits
 WAITING = timedelta(hours=2)  # while the first one evaluates, which may take long

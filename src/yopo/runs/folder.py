@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from yopo.runs.progress import Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
     from yopo.runs.state import Checkpoint
 
@@ -242,16 +243,27 @@ class RunFolder:
             self.watch.say(f"{error}; {name} was made again from the checkpoint")
         return self.save_weights(name, state, config)
 
-    def save_state(self, number: int, checkpoint: "Checkpoint", keep: int) -> bool:
-        """Write a checkpoint and drop old ones; say whether that worked."""
+    def save_state(
+        self,
+        number: int,
+        checkpoint: "Checkpoint",
+        keep: int,
+        group: "ProcessGroup | None" = None,
+    ) -> bool:
+        """Write a checkpoint and drop old ones; say whether that worked.
+
+        group: all processes, where each writes a part. It may run beside the training.
+        """
         from yopo.runs import state
 
-        if not self.writes:
+        if not self.writes and group is None:
             return True
-        self._check_there()
-        checkpoint = replace(checkpoint, values=checkpoint.values | {"metrics": self.lines})
         try:
-            state.save(self.path / STATE, number, checkpoint, keep=keep)
+            self._check_there()
+            if group is None:
+                state.save(self.path / STATE, number, checkpoint, keep=keep)
+            else:
+                state.save_shards(self.path / STATE, number, checkpoint, keep=keep, group=group)
         except OSError as error:
             self.watch.say(f"could not save a checkpoint ({error}); earlier ones are kept")
             return False
