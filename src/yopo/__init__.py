@@ -7,6 +7,7 @@
 ...     optimizer.zero_grad()
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from yopo.runs.loading import load
 
 __version__ = "0.1.0"
+
+logging.getLogger("yopo").addHandler(logging.NullHandler())  # as libraries do: heard if asked for
 
 __all__ = [
     "EMA",

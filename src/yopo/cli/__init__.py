@@ -7,6 +7,7 @@ does is a function further down: `runs.api` trains, compares and evaluates.
 import argparse
 import difflib
 import io
+import logging
 import sys
 import traceback
 from importlib import import_module
@@ -87,6 +88,8 @@ def parsed() -> Words:
 
 def run(command: ModuleType, args: argparse.Namespace, rest: list[str]) -> None:
     """Run a command; what goes wrong is said in a sentence."""
+    log, said = logging.getLogger("yopo"), Said(logging.WARNING)
+    log.addHandler(said)
     try:
         command.run(args, rest)
         dist = sys.modules.get("torch.distributed")
@@ -100,6 +103,16 @@ def run(command: ModuleType, args: argparse.Namespace, rest: list[str]) -> None:
     except KeyboardInterrupt:
         print("interrupted; what was saved is kept", file=sys.stderr)
         sys.exit(130)
+    finally:
+        log.removeHandler(said)
+
+
+class Said(logging.Handler):
+    """Warnings of the library, as the command line says things."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line."""
+        print(clean(f"yopo: {record.getMessage()}"), file=sys.stderr)
 
 
 def _is_ours(error: Exception) -> bool:

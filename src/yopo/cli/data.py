@@ -22,4 +22,4 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     if rest:
         raise ValueError(f"expected names of data sets, got {' '.join(rest)}")
     for name in args.names:
-        get(name, args.dir or default_root())
+        get(name, args.dir or default_root(), say=print)

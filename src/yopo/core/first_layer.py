@@ -5,7 +5,6 @@ autograd graph in which every node depends on the input, and the graph says wher
 possible and whether f0 is affine (`affine`).
 """
 
-import difflib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from yopo.core.frozen import (
     rng_state,
     uncompiled,
 )
+from yopo.core.names import module_named, named
 from yopo.core.parallel import fsdp
 from yopo.core.propagation import (
     NO_WAY_BACK,
@@ -61,7 +61,7 @@ class Split:
         # The modules inside a compiled network can be watched only in the original.
         self._original = uncompiled(model)
         if first_layer is not None:
-            _submodule(self._original, first_layer)  # refuses a wrong name now
+            module_named(self._original, first_layer)  # refuses a wrong name now
         self._first_layer = first_layer
         self._cuts: dict[object, Cut] = {}
         self._studied: object = None  # the network that they are of
@@ -129,7 +129,7 @@ class Split:
             if call is None:  # the identity: ∂loss/∂x serves all steps, as for every affine f0
                 return Cut("", nn.Identity(), affine=True, random=False)
         else:
-            target = _submodule(self._original, self._first_layer)
+            target = module_named(self._original, self._first_layer)
             call = _named_cut(calls, is_cut, self._first_layer, target)
         assert call.edge is not None
         frozen, rng = Frozen(self._original), rng_state(x)
@@ -295,7 +295,7 @@ def _record(model: nn.Module, x: Tensor) -> tuple[list[_Call], IsCut]:
         return output
 
     with ExitStack() as hooks:
-        for name, module in model.named_modules():
+        for name, module in named(model):
             if name:  # the whole network is no first layer
                 hooks.enter_context(module.register_forward_hook(partial(note, name)))
         # The clone gives the input a node of its own, so that an identity layer has one too.
@@ -341,19 +341,3 @@ def _named_cut(calls: list[_Call], is_cut: IsCut, name: str, target: nn.Module) 
     instead = around[0] if around else _first_cut(calls, is_cut)
     advice = f"; name {instead.name!r} instead" if instead else ""
     raise ValueError(f"first_layer={name!r} cannot end f0: it {why}{advice}")
-
-
-def _submodule(model: nn.Module, name: str) -> nn.Module:
-    given: object = name
-    if not isinstance(given, str):
-        raise TypeError(
-            f"expected first_layer as a module's name, as 'conv1', got {type(name).__name__}; "
-            "model.named_modules() lists them"
-        )
-    names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-    if name and name in names:
-        return names[name]
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or [n for n in names if n][:3]
-    raise ValueError(
-        f"no module {name!r} in the model for first_layer; near names: {', '.join(near)}"
-    )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,39 +10,62 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-from yopo.core.parallel import parallel, surrounding
+from yopo.core.parallel import Gradients, fsdp, surrounding
 
-Pairs = list[tuple[Tensor, Tensor]]  # a parameter and its gradient
+
+@dataclass(slots=True)
+class Aside:
+    """What passes left in .grad, taken from there before anybody saw it."""
+
+    wrappers: list[DistributedDataParallel]  # in the network
+    parameters: list[Tensor] = field(default_factory=list)  # that got a gradient
+    grads: list[Tensor] = field(default_factory=list)
+
+    def handed(self, loss: Tensor) -> Tensor:
+        """`loss` (), whose backward() adds the gradients, times its own, to .grad."""
+        grads, self.grads = self.grads, []  # what somebody else has would be copied there
+        out: Tensor = _Handed.apply(loss, grads, *self.parameters)  # type: ignore[no-untyped-call]
+        for each in self.wrappers:
+            out = _announced(each, out)
+        return out
 
 
 @contextmanager
-def put_aside(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Pairs]:
-    """Passes in the block leave .grad alone; what they find is in the list at the block's end.
+def put_aside(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Aside]:
+    """Passes in the block leave .grad alone; what they find is there at the block's end.
 
     Nobody else hears of these passes: hooks on the parameters' gradients are for the whole, and
     DistributedDataParallel, which has nothing to exchange yet, is gone round.
     """
+    modules = list(model.modules())
+    aside = Aside([m for m in modules if isinstance(m, DistributedDataParallel)])
     around = surrounding()
-    wrappers = parallel(model)
-    if any(each.static_graph for each in (*wrappers, *([around] if around else []))):
+    if any(each.static_graph for each in (*aside.wrappers, *([around] if around else []))):
         raise ValueError(
             "DistributedDataParallel with static_graph=True counts the gradients of the method's "
             "own passes, and would then exchange too little; leave static_graph out"
         )
+    kept = Gradients(model) if fsdp(modules) else None
     asking = [p for p in parameters if p.requires_grad and p.is_leaf]
     before = [p.grad for p in asking]
-    own = [(h, dict(h)) for p in asking for h in (p._backward_hooks, _after(p)) if h]
-    pairs: Pairs = []
+    own = [(hooks, dict(hooks)) for p in asking for hooks in _hooks(p) if hooks]
     with ExitStack() as round_them:
-        for each in wrappers:
+        for each in aside.wrappers:
             round_them.enter_context(_gone_round(each))
         try:
             for hooks, _ in own:
                 hooks.clear()
             for p in asking:
                 p.grad = None
-            yield pairs
-            pairs += [(p, p.grad) for p in asking if p.grad is not None]
+            yield aside
+            for p in asking:
+                if p.grad is not None:
+                    aside.parameters.append(p)
+                    aside.grads.append(p.grad)
+        except BaseException:
+            if kept:
+                kept.put_back()
+            raise
         finally:
             for p, grad in zip(asking, before, strict=True):
                 p.grad = grad
@@ -49,18 +73,8 @@ def put_aside(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Pairs]
                 hooks.update(theirs)
 
 
-def _after(p: Tensor) -> dict[int, Any] | None:
-    return p._post_accumulate_grad_hooks
-
-
-def handed(model: nn.Module, loss: Tensor, pairs: Pairs) -> Tensor:
-    """`loss` (), whose backward() adds these gradients, times its own, to .grad."""
-    parameters, grads = [p for p, _ in pairs], [g for _, g in pairs]
-    pairs.clear()  # what is added to .grad must belong to nobody else, else it is copied
-    out: Tensor = _Handed.apply(loss, grads, *parameters)  # type: ignore[no-untyped-call]
-    for each in parallel(model):
-        out = _announced(each, out)
-    return out
+def _hooks(p: Tensor) -> tuple[dict[int, Any] | None, ...]:
+    return p._backward_hooks, p._post_accumulate_grad_hooks
 
 
 class _Handed(torch.autograd.Function):
@@ -84,8 +98,9 @@ class _Handed(torch.autograd.Function):
             raise RuntimeError(
                 "this loss has handed out its gradients and kept none; call the method again"
             )
-        if all(g.device == scale.device for g in grads):
-            torch._foreach_mul_(grads, scale)  # in place: they are nobody else's
+        if scale.is_cpu:  # where reading it waits for nothing
+            if (factor := scale.item()) != 1:
+                torch._foreach_mul_(grads, factor)  # in place: they are nobody else's
         else:
             for g in grads:
                 g.mul_(scale.to(g.device))

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import io
+import logging
 import os
 import shutil
 import subprocess
@@ -30,6 +31,8 @@ from yopo.data.sources import (
     load,
 )
 
+logger = logging.getLogger(__name__)
+
 # SHA-256 of x_train, y_train, x_test, y_test: pixels in NCHW order, labels as one byte each.
 SHA256 = {
     "mnist": "06b0d1f124c4e5fa796686ade41a9b778edacc8622f2195a352ef479ad44fc16",
@@ -43,7 +46,7 @@ HUB = {  # repository, its folder, its column of images
 Raw = dict[str, NDArray[Any]]
 
 
-def get(name: str, root: Path, *, say: Callable[[str], object] = print) -> Path:
+def get(name: str, root: Path, *, say: Callable[[str], object] = logger.info) -> Path:
     """Make sure that `load(name, root=root)` gives the true data set; return where it lies.
 
     What is already there and verifies is left alone, without any network call. Otherwise the

@@ -1,6 +1,8 @@
 """An exponential average of the weights, with an average of the BatchNorm statistics."""
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,14 @@ class EMA:
         """Move towards the network after its step number `step` (from 0)."""
         self.pair()
         self.move(self.weight(step))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average, as the network's own state_dict: a network like it can load it."""
+        return dict(self.model.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from this average."""
+        self.model.load_state_dict(state)
 
     def pair(self) -> None:
         """Look for the network's tensors anew: model.to(...) gives it others."""

@@ -6,12 +6,13 @@ radius and learning rate as tensors (`numbers`), and replays what that did on th
 compiled or captured runs plainly, and a line says why.
 """
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ from yopo.engine.numbers import Numbers
 from yopo.engine.overlap import Streams
 from yopo.engine.watched import Watched
 from yopo.methods.base import Method, Step, plain
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -48,7 +51,7 @@ class Engine:
     Every batch should have the shape of the first; others run plainly. Only the first batch is
     checked, so that no step waits for the device. The next step overwrites the tensors in the
     answer. Schedulers work as usual; a radius that grows is `step(..., part=)`.
-    say: gets the line that says what could not be made fast.
+    say: gets the line that says what could not be made fast; the log by default.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Engine:
         precision: Literal["float32", "bf16"] = "float32",
         compile: bool = True,
         capture: bool = True,
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = logger.warning,
     ) -> None:
         check_choice("precision", precision, ("float32", "bf16"))
         given: object = method
@@ -99,6 +102,22 @@ class Engine:
     def compiled(self) -> bool:
         """Whether steps run a compiled network."""
         return isinstance(self._fast.model, Compiled)
+
+    # ------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it goes on from besides the network and the optimizer, which have their own."""
+        average = self.ema.state_dict() if self.ema else {}
+        return {"steps": self._numbers.steps, "method": self.method.state_dict(), "ema": average}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. The network and the optimizer load theirs, in any order."""
+        device = self.device
+        carried = {k: v.to(device, copy=True) for k, v in state["method"].items()}
+        self.method.load_state_dict(carried)
+        if self.ema:
+            self.ema.load_state_dict(state["ema"])
+        self._numbers.steps = int(state["steps"])
 
     # ------------------------------------------------------------ stepping
 

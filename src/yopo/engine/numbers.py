@@ -24,7 +24,7 @@ class Numbers:
         self._move: Callable[[Tensor], None] | None = ema.move if ema else None
         self._given: Threat | None = None  # the user's
         self.ball: Linf | L2 | None = None  # the same with tensors, of a kind that can have them
-        self._steps = 0
+        self.steps = 0  # whose number nobody gave
 
     def take(self, threat: Threat | None) -> None:
         """Read this threat's radius and step anew at each step, if it is one of ours."""
@@ -57,8 +57,8 @@ class Numbers:
     def write(self, part: float, updates: int | None) -> None:
         """For the next step; updates: those made before it, by default as many as asked for so."""
         if updates is None:
-            updates = self._steps
-        self._steps += 1
+            updates = self.steps
+        self.steps += 1
         self.rehearse(part, updates)
 
     def rehearse(self, part: float = 1.0, updates: int = 0) -> None:

@@ -1,7 +1,7 @@
 """Finished pieces of an evaluation on disk, so that an interrupted one goes on where it was."""
 
+import logging
 import shutil
-import warnings
 from pathlib import Path
 
 import torch
@@ -9,6 +9,8 @@ from torch import Tensor
 
 from yopo.core.threat import Threat
 from yopo.evaluation.suite import Piece
+
+logger = logging.getLogger(__name__)
 
 
 class Journal:
@@ -81,7 +83,7 @@ class Journal:
             self.folder.mkdir(parents=True, exist_ok=True)
             tensor_files.save_weights(self.folder / f"{key}.safetensors", tensors, {})
         except OSError as error:
-            warnings.warn(f"could not keep a finished batch ({error}); going on", stacklevel=2)
+            logger.warning("could not keep a finished batch (%s); going on", error)
 
     def clear(self) -> None:
         """Forget this evaluation; those of other weights or settings stay."""

@@ -21,6 +21,7 @@ from yopo.attacks.steps import step_size
 from yopo.core.checks import ROUNDING
 from yopo.core.frozen import Frozen
 from yopo.core.losses import margin
+from yopo.core.names import named
 from yopo.core.threat import L2, Linf, Threat
 from yopo.evaluation.probe import STEPS, falls, steepest, untouched, withstands
 
@@ -111,7 +112,7 @@ def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[
 
 def _training_mode(model: nn.Module) -> Iterator[Suspicion]:
     kinds = (_NormBase, _DropoutNd)
-    names = [n for n, m in model.named_modules() if m.training and isinstance(m, kinds)]
+    names = [n for n, m in named(model) if m.training and isinstance(m, kinds)]
     if names:
         yield Suspicion(
             "training-mode",

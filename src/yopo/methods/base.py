@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -30,7 +30,7 @@ from yopo.core.frozen import (
     uncached,
     uncompiled,
 )
-from yopo.core.handed import handed, put_aside
+from yopo.core.handed import put_aside
 from yopo.core.losses import Loss
 from yopo.core.parallel import parallel
 from yopo.core.propagation import Objective, no_logits
@@ -96,7 +96,10 @@ class Method(ABC):
         eta: where the perturbation starts; by default each method's own start.
         """
         watch(self.model)
-        return self._step(x, y, eta)
+        with uncached():
+            checked = self._checked(x, y, eta)
+            with all_or_nothing(self.model):
+                return self._run(*checked)
 
     def __call__(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Tensor:
         """A loss () whose backward() adds to .grad what `backward` would have added.
@@ -116,25 +119,26 @@ class Method(ABC):
             )
         watch(self.model)
         self.last = None  # its tensors make room for the next
-        with put_aside(self.model, self._trained()) as pairs:
-            self.last = self._step(x, y, eta)
-        return handed(self.model, self.last.loss, pairs)
+        with uncached(), put_aside(self.model, self._trained()) as aside:
+            self.last = self._run(*self._checked(x, y, eta))
+        return aside.handed(self.last.loss)
 
-    def _trained(self) -> list[nn.Parameter]:
+    def _trained(self) -> Iterable[nn.Parameter]:
         """What may get a gradient: the network's parameters, and the loss's if it is a module."""
-        of_loss = self.loss.parameters() if isinstance(self.loss, nn.Module) else ()
-        return list({id(p): p for p in (*self.model.parameters(), *of_loss)}.values())
+        of_network = self.model.parameters()
+        if not isinstance(self.loss, nn.Module):
+            return of_network
+        return {id(p): p for p in (*of_network, *self.loss.parameters())}.values()
 
-    def _step(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
-        """`backward` without a look at who exchanges gradients."""
-        with uncached():
-            self.prepare(x, y)
-            if eta is not None:
-                check_eta(eta, x)
-                eta = eta.detach().to(x.dtype)
-            x, y = plain(x), plain(y if y.is_floating_point() else y.long())
-            with all_or_nothing(self.model):
-                return self._run(x, y, eta)
+    def _checked(
+        self, x: Tensor, y: Tensor, eta: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The batch and the start as `_run` takes them."""
+        self.prepare(x, y)
+        if eta is not None:
+            check_eta(eta, x)
+            eta = eta.detach().to(x.dtype)
+        return plain(x), plain(y if y.is_floating_point() else y.long()), eta
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check a batch, and study the network on it if this is the first; trains nothing."""
