@@ -8,7 +8,7 @@ DEMO := runs/demo/natural runs/demo/pgd-10 runs/demo/yopo-3-5
 
 demo: .venv/demo.stamp  ## train natural, PGD and YOPO on embedded digits, attack all three
 	$(BIN)/yopo compare demo --methods natural,pgd-10,yopo-3-5 --out runs/demo --resume
-	$(BIN)/yopo eval $(DEMO) --attacks pgd-40,cw --samples 400 --save-examples
+	$(BIN)/yopo eval $(DEMO) --attacks pgd-40,cw --samples 400 --save-examples --radii
 	$(BIN)/yopo report $(DEMO) --out runs/demo/report.html
 
 test: .venv/dev.stamp  ## the whole test suite, in two processes of one thread each

@@ -14,7 +14,7 @@ from tests.reports import write_run
 from yopo.core import tensor_files
 from yopo.paper.beside import beside
 from yopo.report.page import page
-from yopo.report.pictures import read_strip
+from yopo.report.pictures import read_strips
 from yopo.report.records import read_runs
 
 HOSTILE = (
@@ -60,6 +60,8 @@ def write_full_run(folder: Path) -> Path:
     warnings = [{"code": "masked", "text": "a warning"}]
     write_run(folder, over, warnings=warnings, epochs=3)
     lines = load(folder / "metrics.jsonl")
+    for line in lines:
+        line |= {"rate": 0.1}
     lines[1] |= {"collapse": "the loss is not finite", "action": "rollback"}
     save(folder / "metrics.jsonl", lines)
     result = load(folder / "result.json")
@@ -68,6 +70,10 @@ def write_full_run(folder: Path) -> Path:
     found = load(folder / "eval.json")
     found["attacks"]["cw"] |= {"after": {"apgd-ce": 0.5}, "accuracy": 0.01}
     found["about"] |= {"commit": "abc", "images_sha256": "ef" * 32}
+    counts = {"images": 5, "clean": 4, "worst": 3}
+    found["classes"] = [{"name": f"class {i}", **counts} for i in range(2)]
+    found["confusion"] = [[3, 2], [1, 4]]
+    found["radii"] = {"attack": "pgd-10", "eps": [0.05, 0.1], "accuracy": [0.8, 0.4]}
     save(folder / "eval.json", found)
     other = copy.deepcopy(found)
     other["about"] |= {"weights": "net.safetensors", "images": 50}
@@ -77,8 +83,8 @@ def write_full_run(folder: Path) -> Path:
     tensors |= {"labels": torch.arange(9), "answers": torch.arange(9).flip(0)}
     tensor_files.save_weights(
         folder / EXAMPLES,
-        {f"cw.{k}": t for k, t in tensors.items()},
-        {"names": json.dumps([f"class {i}" for i in range(9)])},
+        {f"{name}.{k}": t for name in ("cw", "same") for k, t in tensors.items()},
+        {"names": json.dumps([f"class {i}" for i in range(9)]), "same": "pgd-40"},
     )
     return folder
 
@@ -120,7 +126,7 @@ def shown(*folders: Path) -> str | None:
     """The page on these runs; None where a file is refused with a sentence."""
     try:
         runs = read_runs(list(folders))
-        strips = [strip for run in runs if (strip := read_strip(run))]
+        strips = [strip for run in runs for strip in read_strips(run)]
     except ValueError:
         return None
     return page(runs, strips, beside(runs, "table2"))
@@ -129,7 +135,7 @@ def shown(*folders: Path) -> str | None:
 def spoil(folder: Path, evil: Callable[[int], str]) -> int:
     """Make as many words hostile as the report still reads; how many."""
     count = 0
-    facts = {"names": json.dumps([evil(i) for i in range(9)])}
+    facts = {"names": json.dumps([evil(i) for i in range(9)]), "same": evil(9)}
     tensor_files.save_weights(
         folder / EXAMPLES, tensor_files.load_weights(folder / EXAMPLES), facts
     )

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from yopo.paper.reproduced import summary
+from yopo.report.curves import HUES, PALETTE
 from yopo.report.records import read_runs
 
 FAST = "cifar10-fast"
@@ -17,11 +18,11 @@ ROWS = ("PGD-10", "PGD-10 40 epochs", "YOPO-5-3 36 epochs", FAST)
 COMPUTED = "Its run shared a GPU, so this is the time of 40 epochs of the row above."
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 440, 64, 20, 64, 60
-COLOURS = {  # on white, on dark
-    "PGD": ("#1f6fb5", "#6cb2f0"),
-    "YOPO": ("#c2410c", "#fb923c"),
-    "Free": ("#2f7d3f", "#6fcf83"),
-    FAST: ("#7c3aad", "#c99af0"),
+COLOURS = {  # on white, as in the report; on dark
+    "PGD": (PALETTE[HUES["pgd"]], "#6ea8ec"),
+    "YOPO": (PALETTE[HUES["yopo"]], "#ef8a65"),
+    "Free": (PALETTE[HUES["free"]], "#6cc282"),
+    FAST: (PALETTE[HUES["fast"]], "#bd95e6"),
 }
 BESIDE = {  # where a label does not stand on the right of its point
     "YOPO-3-5": (-12, 6, "end"),

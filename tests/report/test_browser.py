@@ -42,14 +42,15 @@ for (const level of ["error", "warn"]) console[level] = (...words) => errors.pus
 LOOK = """<script>
 addEventListener("load", () => setTimeout(() => {
   const all = (query, from = document) => [...from.querySelectorAll(query)];
-  const visible = () => all(".curve").filter((c) => getComputedStyle(c).display !== "none")
+  const visible = () => all(".accuracy .curve")
+    .filter((c) => getComputedStyle(c).display !== "none")
     .map((c) => c.dataset.run + c.dataset.measure).sort();
   const click = (query) => { document.querySelector(query).click(); return visible(); };
   const press = (svg, key) => svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
   const found = { errors, blocked, width: innerWidth, title: document.title, ran: window.ran };
   found.scroll = document.documentElement.scrollWidth;
   found.requests = performance.getEntriesByType("resource").map((e) => e.name);
-  found.charts = all(".chart svg").map((svg) => {
+  found.charts = all(".accuracy .chart svg").map((svg) => {
     const frame = svg.getBoundingClientRect();
     return all(".curve", svg).map((c) => {
       const box = c.getBoundingClientRect();

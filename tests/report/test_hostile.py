@@ -41,6 +41,7 @@ def _value(text: str) -> str:
         return "a picture"
     if kind := re.fullmatch(r"data:(text/csv|application/json);base64,[A-Za-z0-9+/=]+", text):
         return f"a file of {kind[1]}"
+    text = re.sub(r"\bc\d+\b", "a colour", text)  # a method's, of whatever name
     return "numbers" if re.fullmatch(r"[-\d.e+, ]+", text) else text
 
 

@@ -91,8 +91,7 @@ def test_tables_and_cards_hold_every_number_of_the_records(three: list[Path]) ->
 def test_curves_are_the_epochs_drawn_to_scale(three: list[Path]) -> None:
     """One linear map takes all points and all ticks of a chart to their places."""
     text = page(read_runs(three))
-    charts = re.findall(r"(?s)<svg viewBox.*?</svg>", text)
-    assert len(charts) == 2
+    charts = re.findall(r"(?s)<svg viewBox.*?</svg>", text)[:2]
     for chart, axis in zip(charts, ("train_seconds", "propagations"), strict=True):
         tree = ElementTree.fromstring(chart)
         x, y = [], []
@@ -248,8 +247,9 @@ def test_a_shared_gpu_takes_a_runs_times_and_not_its_accuracy(tmp_path: Path) ->
     assert [cell.endswith("shared a GPU") for cell in training] == [0, 1, 0]
     assert "Runs that shared a GPU are not drawn against time." in found.text
     time, passes = (json.dumps(curves.chart(runs, axis)) for axis in curves.AXES)
-    assert "y1 (YOPO-2-2), epoch" not in time
-    assert "y1 (YOPO-2-2), epoch" in passes
+    assert "y0 (YOPO-2-2), epoch" in time
+    assert "in the mean" not in time
+    assert "YOPO-2-2 (2 seeds), epoch 1: pgd-3" in passes
 
 
 def test_times_are_compared_with_the_same_network_on_the_same_data(tmp_path: Path) -> None:
@@ -459,7 +459,9 @@ def test_figures_without_points_are_not_drawn(tmp_path: Path) -> None:
         "accuracy-propagations.svg",
     ]
     assert "_hidden" in (tmp_path / "f" / "accuracy-propagations.svg").read_text()
-    assert page(runs).count('<figure class="chart">') == 1
+    text = page(runs)
+    assert text.count("Held-out accuracy against propagations per image") == 1
+    assert "Held-out accuracy against training time" not in text
 
 
 def test_seeds_of_one_setting_share_a_colour_and_a_button(tmp_path: Path) -> None:
@@ -476,17 +478,138 @@ def test_seeds_of_one_setting_share_a_colour_and_a_button(tmp_path: Path) -> Non
     for name in ("long (YOPO-2-2, 3 seeds)", "PGD-5", "YOPO-2-2 (2 seeds)"):
         assert f"</span>{name}</button>" in text
     chart = ElementTree.fromstring(re.findall(r"(?s)<svg viewBox.*?</svg>", text)[0])
-    assert [len(chart.findall(f"g[@data-run='{i}']")) for i in range(3)] == [6, 2, 4]
+    assert [len(chart.findall(f"g[@data-run='{i}']")) for i in range(3)] == [2, 2, 2]
     colours = {g.attrib["class"].split()[2] for g in chart.findall("g[@data-run='0']")}
-    assert colours == {"c0"}
+    assert colours == {"c1"}  # YOPO's; PGD has c0, and another YOPO the next that is free
     swatches = [s["class"] for s in found.all("span")]
-    assert swatches[3:] == [f"swatch c{i}" for i in (0, 0, 1, 0, 2, 2)]
+    assert swatches[3:] == [f"swatch c{i}" for i in (1, 1, 0, 1, 2, 2)]
     curves.save_figures(runs, tmp_path / "f")
     drawn = (tmp_path / "f" / "accuracy-time.svg").read_text()
     words = re.findall(r"<!-- (.*?) -->", drawn)  # what matplotlib writes as outlines
     assert [w for w in words if w.endswith("robust")] == [
         f"{name}, robust" for name in ("long (YOPO-2-2, 3 seeds)", "PGD-5", "YOPO-2-2 (2 seeds)")
     ]
+
+
+def test_seeds_are_their_mean_in_a_band(tmp_path: Path) -> None:
+    """The band is as high as the seeds are apart, at the place of each epoch."""
+    folders = [write_run(tmp_path / f"a-seed-{seed}", {"seed": seed}) for seed in range(3)]
+    chart = curves.chart(read_runs(folders), "propagations")
+    clean, robust = chart["curves"]
+    epochs = list(zip(*(lines(folder) for folder in folders), strict=True))
+    ticks = [(float(t["words"][:-1]), t["y"] - 4) for t in chart["texts"] if "%" in t["words"]]
+    slope, start = np.polyfit(*np.array(ticks).T, 1)
+    for curve, measure in ((clean, "clean"), (robust, "robust")):
+        edge = [tuple(map(float, p.split(","))) for p in curve["band"].split()]
+        assert len(edge) == 2 * len(epochs)
+        for dot, same, low, high in zip(
+            curve["dots"], epochs, edge, edge[: len(epochs) - 1 : -1], strict=False
+        ):
+            shares = [100 * line[measure] for line in same]
+            places = [slope * s + start for s in (np.mean(shares), min(shares), max(shares))]
+            assert [dot["y"], low[1], high[1]] == pytest.approx(places, abs=0.15)
+            assert dot["x"] == low[0] == high[0]
+            assert f"{np.mean(shares):.2f}% in the mean" in dot["tip"]
+    assert "<polygon" in page(read_runs(folders))
+    assert "<polygon" not in page(read_runs(folders[:1]))
+
+
+def test_a_method_has_one_colour(tmp_path: Path) -> None:
+    """Whatever stands beside it, in whatever order; a second setting of it has a free one."""
+    overs: dict[str, Any] = {"natural": NATURAL, "pgd": PGD, "yopo": YOPO}
+    overs |= {"more": {"method": {"m": 4}}}
+    runs = read_runs([write_run(tmp_path / name, over) for name, over in overs.items()])
+    for some in (runs[:3], runs[2::-1], runs[1:3]):
+        assert curves.colours([[run] for run in some]) == [curves.HUES[run.name] for run in some]
+    told = curves.colours([[run] for run in runs])
+    assert told[:3] == [curves.HUES[run.name] for run in runs[:3]]
+    assert told[3] not in told[:3]
+    many = [[runs[2]]] * 20  # more than there are
+    assert len(curves.colours(many)) == 20
+    css = (Path(curves.__file__).parent / "page.css").read_text()
+    for i, colour in enumerate(curves.PALETTE):
+        assert f"--c{i}: {colour}" in css
+
+
+def closer(folder: Path, counts: list[list[int]]) -> Path:
+    """The run's evaluation with classes, a confusion and other radii."""
+    found = read(folder, "eval.json")
+    classes = [
+        {"name": f"class {i}", "images": sum(row), "clean": sum(row), "worst": row[i]}
+        for i, row in enumerate(counts)
+    ]
+    radii = {"attack": "pgd-10", "eps": [0.05, 0.1], "accuracy": [0.8, 0.4]}
+    found |= {"classes": classes, "confusion": counts, "radii": radii}
+    (folder / "eval.json").write_text(json.dumps(found))
+    return folder
+
+
+def test_classes_confusion_and_radii_are_those_of_the_file(tmp_path: Path) -> None:
+    counts = {"a": [[7, 3, 0], [0, 5, 5], [1, 1, 8]], "b": [[1, 9, 0], [2, 8, 0], [0, 0, 10]]}
+    runs = read_runs([closer(write_run(tmp_path / name, PGD), c) for name, c in counts.items()])
+    text = page(runs)
+    heads, *rows = Page(text).tables["classes"]
+    assert heads == ["class", "images", "a (PGD-5)", "b (PGD-5)"]
+    assert rows == [  # the hardest first
+        ["class 0", "10", "70% clean 100%", "10% clean 100%"],
+        ["class 1", "10", "50% clean 100%", "80% clean 100%"],
+        ["class 2", "10", "80% clean 100%", "100% clean 100%"],
+    ]
+    matrices = re.findall(r'(?s)<figure class="matrix">.*?(<svg.*?</svg>)', text)
+    for svg, rows_ in zip(matrices, counts.values(), strict=True):
+        cells = ElementTree.fromstring(svg).findall("rect")
+        flat = [count for row in rows_ for count in row]
+        assert [float(c.attrib["fill-opacity"]) * 10 for c in cells] == flat
+        right = [c.attrib["class"] == "right" for c in cells]
+        assert right == [i == j for i in range(3) for j in range(3)]
+        tips = [c.findtext("title") for c in cells]
+        assert tips[1] == f"{rows_[0][1]} of 10 images of class 0 are answered class 1"
+    drawn = curves.against_eps(runs)
+    assert drawn is not None
+    chart, words = drawn
+    assert words == "pgd-10 on 1,000 test images, L∞"
+    dots = chart["curves"][0]["dots"]
+    assert [dot["tip"].rpartition(", ")[2] for dot in dots[1:]] == ["80.00%", "40.00%"]
+    assert dots[2]["x"] - dots[0]["x"] == pytest.approx(2 * (dots[1]["x"] - dots[0]["x"]), abs=0.2)
+
+
+def test_runs_of_other_images_do_not_stand_in_one_table_of_classes(tmp_path: Path) -> None:
+    one = closer(write_run(tmp_path / "one"), [[5, 5], [0, 10]])
+    other = closer(write_run(tmp_path / "other"), [[6, 5], [0, 10]])  # one image more
+    heads, *_ = Page(page(read_runs([one, other]))).tables["classes"]
+    assert heads == ["class", "images", "one (YOPO-2-2)"]
+
+
+def test_losses_and_rates_are_drawn_where_they_are_numbers(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    odd = [0.5, None, "2", 1e300]
+    texts = [{**line, "loss": x, "rate": 0.1} for line, x in zip(lines(folder), odd, strict=True)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in texts))
+    runs = read_runs([folder])
+    loss, rate = (curves.history(runs, what) for what in curves.HISTORY)
+    assert loss is not None
+    assert rate is not None
+    assert [len(c["curves"][0]["dots"]) for c in (loss, rate)] == [1, 4]
+    assert "loss 0.5" in loss["curves"][0]["dots"][0]["tip"]
+    assert curves.history(read_runs([write_run(tmp_path / "b")]), "rate") is None
+    text = page(runs)
+    assert "Loss by epoch" in text
+    assert "Learning rate by epoch" in text
+
+
+def test_the_same_images_stand_together_whatever_the_attack_did(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--attacks", "pgd-2", "--samples", "40", "--eps", "0.2", "--save-examples"]
+    assert yopo(monkeypatch, "eval", run, *words) == 0
+    held = tensor_files.load_weights(run / "eval-examples.safetensors")
+    held_right = (held["same.answers"] == held["same.labels"]).sum().item()
+    out = tmp_path / "r.html"
+    assert yopo(monkeypatch, "report", run, "--out", out) == 0
+    same = Page(out.read_text()).text.split("The same images")[1].split("Attack by attack")[0]
+    assert "Under pgd-40" in same
+    assert 0 < same.count("still right") == held_right < 8
+    assert same.count("read as") == 8 - held_right
 
 
 @pytest.mark.parametrize(
@@ -644,11 +767,12 @@ def test_pictures_are_the_images_and_the_networks_own_answers(
         np.asarray(Image.open(io.BytesIO(base64.b64decode(img["src"].split(",")[1]))))
         for img in found.all("img")
     ]
-    assert len(pixels) == 24
+    assert len(pixels) == 48
+    pixels = pixels[24:]  # after those that all networks are shown
     test = {image.tobytes() for image in load("mnist-subset").x_test.squeeze(1).numpy()}
     adversarial = torch.tensor(np.stack(pixels[2::3])).unsqueeze(1) / 255
     answers = trained()[0].eval()(adversarial).argmax(1).tolist()
-    shown = re.findall(r"(\d)read as (\d)", found.text)
+    shown = re.findall(r"(\d)read as (\d)", found.text.split("Each run")[1])
     assert len(shown) == 8
     for i, (label, answer) in enumerate(shown):
         clean, eta, attacked = (p.astype(float) for p in pixels[3 * i : 3 * i + 3])
@@ -673,7 +797,9 @@ def test_pictures_of_an_earlier_version_are_shown_without_answers(
     assert json.loads(facts.pop("names")) == list("0123456789")
     clean, labels = tensors["pgd-10.clean_answers"], tensors["pgd-10.labels"]
     assert torch.equal(clean, labels)  # what is attacked was right
-    old = {k: t for k, t in tensors.items() if k.split(".")[1] in ("images", "index", "labels")}
+    facts.pop("same")
+    parts = ("pgd-10.images", "pgd-10.index", "pgd-10.labels")
+    old = {k: tensors[k] for k in parts}
     tensor_files.save_weights(file, old, facts)
     assert yopo(monkeypatch, "report", run, "--out", out) == 0
     found = Page(out.read_text())

@@ -19,7 +19,7 @@ from yopo.cli.training import (
 from yopo.runs.folder import read_settings
 
 EXAMPLES = """examples:
-  yopo compare demo --methods natural,pgd-15,yopo-3-5 --out runs/compare
+  yopo compare demo --methods natural,pgd-10,yopo-3-5 --out runs/compare
   yopo compare cifar10-fast --methods pgd-10,yopo-5-3,trades-yopo-3-4 --epochs 15 --out runs/c10
   yopo compare cifar10-fast --methods nfgsm,pgd-5,yopo-3-3 --propagations 120 --out runs/equal"""
 

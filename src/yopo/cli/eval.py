@@ -61,7 +61,14 @@ def options(parser: argparse.ArgumentParser) -> None:
         choices=["best", "last"],
         help="weights of a run folder: best on held-out images (default) or last",
     )
-    parser.add_argument("--save-examples", action="store_true", help="write the images found, too")
+    parser.add_argument(
+        "--save-examples",
+        action="store_true",
+        help="write the images found, too, and which classes were confused",
+    )
+    parser.add_argument(
+        "--radii", action="store_true", help="a short PGD at other radii, too, for a curve"
+    )
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
     data_options(parser)
     trust_options(parser)
@@ -92,6 +99,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
             precision=args.precision,
             compile=args.compile,
             examples=args.save_examples,
+            radii=args.radii,
             device=args.device,
             **whose,
         )

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     for run in runs:
         for note in notes(run):
             say(f"{run.label}: {note}")
-    strips = [strip for run in runs if (strip := load_strip(run))]
+    strips = [strip for run in runs for strip in load_strips(run)]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     text = page(runs, strips, beside(runs, args.paper) if args.paper else None)
     files.write_text(args.out, text.encode(errors="replace").decode())  # names of no UTF-8
@@ -112,12 +112,12 @@ def summary(runs: "Sequence[Run]") -> Table:
     return table
 
 
-def load_strip(run: "Run") -> "Strip | None":
+def load_strips(run: "Run") -> "list[Strip]":
     """A run's pictures, if it has any; what is wrong with them is said."""
-    from yopo.report.pictures import read_strip
+    from yopo.report.pictures import read_strips
 
     try:
-        return read_strip(run)
+        return read_strips(run)
     except (ValueError, OSError) as error:
         say(f"{run.label}: no pictures, because {error}")
-        return None
+        return []

@@ -1,25 +1,28 @@
-"""Accuracy against time and propagations, as the paper's Figure 3: for the page, and as files."""
+"""Accuracy against time, propagations and eps; loss and rate: for the page, and some as files."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from yopo.evaluation.card import duration
 from yopo.report.groups import called, seeds
+from yopo.report.plot import FEW, Axis, Curve, Dot, plot, ticks
 from yopo.report.records import Run
 
-WIDTH, HEIGHT = 440, 300  # of the viewBox; near a phone's width, so that text keeps its size
-LEFT, RIGHT, TOP, BOTTOM = 40, 18, 10, 40
 MEASURES = ("robust", "clean")
 LONGEST = 40  # letters of a name in a figure's legend
-FEW = 15  # points that are drawn as such; more would hide the line
 AXES = {"train_seconds": "training time", "propagations": "propagations per image"}
+HISTORY = {"loss": "loss", "rate": "learning rate"}  # of each epoch, by the metrics' names
 # page.css has the same as --c0 to --c11, and lighter ones for dark screens.
 PALETTE = (
     "#2f6db5 #c8552f #3a8a4d #8a5bb5 #b3862b #2b8f96 "
     "#b84a7a #6b6b6b #7a4a2a #1d3f8f #7c9a1e #a02020"
 ).split()
+# A method has one colour on every page, on figures and in the README.
+HUES = {"pgd": 0, "yopo": 1, "free": 2, "fast": 3, "nfgsm": 4, "trades": 5, "trades-yopo": 6}
+HUES |= {"natural": 7, "pmp": 8}
 
 
 def points(run: Run, axis: str) -> list[dict[str, Any]]:
@@ -27,9 +30,23 @@ def points(run: Run, axis: str) -> list[dict[str, Any]]:
     return [] if axis == "train_seconds" and run.shared else run.points
 
 
-def numbers(runs: Sequence[Run]) -> dict[Run, int]:
-    """Which colour and which button each run has: seeds of one setting share theirs."""
-    return {run: i for i, group in enumerate(seeds(runs)) for run in group}
+def colours(groups: Sequence[Sequence[Run]]) -> list[int]:
+    """Each group's colour: its method's, or, where another has that one, the next that is free."""
+    wanted = [HUES.get(group[0].config["method"]["name"]) for group in groups]
+    first = [hue is not None and hue not in wanted[:i] for i, hue in enumerate(wanted)]
+    free = [i for i in range(len(PALETTE)) if i not in wanted] or list(range(len(PALETTE)))
+    others = iter(free * len(groups))
+    return [
+        hue if hue is not None and own else next(others)
+        for hue, own in zip(wanted, first, strict=True)
+    ]
+
+
+def places(runs: Sequence[Run]) -> dict[Run, tuple[int, int]]:
+    """Which button and which colour each run has: seeds of one setting share theirs."""
+    groups = seeds(runs)
+    pairs = enumerate(zip(groups, colours(groups), strict=True))
+    return {run: (i, hue) for i, (group, hue) in pairs for run in group}
 
 
 def drawn(runs: Sequence[Run], axis: str) -> bool:
@@ -38,51 +55,100 @@ def drawn(runs: Sequence[Run], axis: str) -> bool:
 
 
 def chart(runs: Sequence[Run], axis: str) -> dict[str, Any]:
-    """What stands where in one chart; points carry the words that hovering shows."""
+    """Accuracy on held-out images against an axis; points carry the words that hovering shows."""
     scale, unit = _unit(runs, axis)
     longest = max((p[axis] for r in runs for p in points(r, axis)), default=1.0) / scale
-    ticks, bottom = _ticks(longest), _bottom(runs, axis)
+    bottom = _bottom(runs, axis)
     step = next(s for s in (2, 5, 10, 20) if (100 - bottom) / s <= 6)
-    heights = {share: _y(share / 100, bottom) for share in range(100, bottom - 1, -step)}
-    texts = [_text(LEFT - 6, y + 4, "end", f"{share}%") for share, y in heights.items()]
-    texts += [_text(_x(t / ticks[-1]), HEIGHT - 22, "middle", f"{t:g}") for t in ticks]
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    texts.append(_text(middle, HEIGHT - 4, "middle", f"{AXES[axis]}{unit}"))
-    return {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "title": f"Held-out accuracy against {AXES[axis]}",
-        "grid": [{"x1": LEFT, "x2": WIDTH - RIGHT, "y": y} for y in heights.values()],
-        "texts": texts,
-        "curves": [
-            _curve(run, i, measure, axis, (scale * ticks[-1], bottom))
-            for run, i in numbers(runs).items()
-            for measure in reversed(MEASURES)  # robust on top
-        ],
-    }
+    low = 100 - step * math.ceil((100 - bottom) / step)
+    groups = seeds(runs)
+    curves = [
+        Curve(i, hue, measure, dots)
+        for i, (group, hue) in enumerate(zip(groups, colours(groups), strict=True))
+        for measure in reversed(MEASURES)  # robust on top
+        for dots in _lines(group, measure, axis, scale)
+    ]
+    across = Axis(f"{AXES[axis]}{unit}", ticks(longest))
+    up = Axis("", range(low, 101, step), "%")
+    return plot(f"Held-out accuracy against {AXES[axis]}", across, up, curves)
 
 
-def _text(x: float, y: float, anchor: str, words: str) -> dict[str, Any]:
-    return {"x": x, "y": y, "anchor": anchor, "words": words}
-
-
-def _curve(run: Run, i: int, measure: str, axis: str, corner: tuple[float, int]) -> dict[str, Any]:
-    end, bottom = corner
-    attack = f"pgd-{run.config['evaluate']['steps']}" if measure == "robust" else "clean"
+def _lines(group: Sequence[Run], measure: str, axis: str, scale: float) -> list[list[Dot]]:
+    """One curve for seeds of one setting, their mean in a band; else one for each run."""
+    group = [run for run in group if points(run, axis)]
+    drawn = [points(run, axis) for run in group]
+    epochs = {tuple(p["epoch"] for p in some) for some in drawn}
+    if len(group) < 2 or len(epochs) > 1:
+        return [[_dot(run, p, measure, axis, scale) for p in points(run, axis)] for run in group]
     dots = []
-    for p in points(run, axis):
-        spent = f"{duration(p['train_seconds'])}, {p['propagations']:.0f} propagations"
-        share = f"{100 * p[measure]:.2f}% of {p['images']} images"
-        tip = f"{run.label}, epoch {p['epoch']}: {attack} {share} ({run.threat}) after {spent}"
-        dots.append({"x": _x(p[axis] / end), "y": _y(p[measure], bottom), "tip": tip})
-    return {
-        "run": i,
-        "colour": i % len(PALETTE),
-        "measure": measure,
-        "line": " ".join(f"{dot['x']},{dot['y']}" for dot in dots),
-        "radius": 2.2 if len(dots) <= FEW else 1.0,
-        "dots": dots,
-    }
+    for same in zip(*drawn, strict=True):
+        shares = [100 * p[measure] for p in same]
+        tip = (
+            f"{called(group)}, epoch {same[0]['epoch']}: {_attack(group[0], measure)} "
+            f"{mean(shares):.2f}% in the mean, {min(shares):.2f}% to {max(shares):.2f}%"
+        )
+        x = mean(p[axis] for p in same) / scale
+        dots.append(Dot(x, mean(shares), tip, min(shares), max(shares)))
+    return [dots]
+
+
+def _attack(run: Run, measure: str) -> str:
+    return f"pgd-{run.config['evaluate']['steps']}" if measure == "robust" else "clean"
+
+
+def _dot(run: Run, p: dict[str, Any], measure: str, axis: str, scale: float) -> Dot:
+    spent = f"{duration(p['train_seconds'])}, {p['propagations']:.0f} propagations"
+    share = f"{100 * p[measure]:.2f}% of {p['images']} images"
+    attack = _attack(run, measure)
+    tip = f"{run.label}, epoch {p['epoch']}: {attack} {share} ({run.threat}) after {spent}"
+    return Dot(p[axis] / scale, 100 * p[measure], tip)
+
+
+def against_eps(runs: Sequence[Run]) -> tuple[dict[str, Any], str] | None:
+    """Accuracy at other radii, and under what; None, if no evaluation looked there."""
+    curves, how = [], []
+    for run, (i, hue) in places(runs).items():
+        e = next((e for e in run.ranked if e.get("radii") and run.weights(e)), None)
+        if e is None or "clean" not in e["attacks"]:
+            continue
+        attack, n = e["radii"]["attack"], e["about"]["images"]
+        pairs = zip(e["radii"]["eps"], e["radii"]["accuracy"], strict=True)
+        dots = [Dot(0.0, 100 * e["attacks"]["clean"]["accuracy"], f"{run.label}: clean")]
+        dots += [
+            Dot(eps, 100 * share, f"{run.label}: {attack} at eps {eps:.3g}, {100 * share:.2f}%")
+            for eps, share in sorted(pairs)
+        ]
+        curves.append(Curve(i, hue, "", dots))
+        how.append(f"{attack} on {n:,} test images, {e['about']['threat'].partition(',')[0]}")
+    if not curves:
+        return None
+    longest = max(dot.x for curve in curves for dot in curve.dots)
+    across, up = Axis("eps", ticks(longest)), Axis("", range(0, 101, 20), "%")
+    return plot("Accuracy against eps", across, up, curves), "; ".join(dict.fromkeys(how))
+
+
+def history(runs: Sequence[Run], what: str) -> dict[str, Any] | None:
+    """The loss or the rate of each epoch; None, where no run has one."""
+    curves = []
+    for run, (i, hue) in places(runs).items():
+        values = [(line["epoch"], _number(line.get(what))) for line in run.lines]
+        who = f"{run.label}, epoch"
+        dots = [
+            Dot(x, y, f"{who} {x}: {HISTORY[what]} {y:.4g}") for x, y in values if y is not None
+        ]
+        curves.append(Curve(i, hue, "", dots))
+    dots = [dot for curve in curves for dot in curve.dots]
+    if not dots:
+        return None
+    across = Axis("epoch", ticks(max(dot.x for dot in dots)))
+    up = Axis("", ticks(max(dot.y for dot in dots)))
+    return plot(f"{HISTORY[what].capitalize()} by epoch", across, up, curves)
+
+
+def _number(value: object) -> float | None:
+    """A value of the metrics, where it is one that can be drawn."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if number and 0 <= value < 1e9 else None  # type: ignore[operator,arg-type]
 
 
 def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
@@ -93,29 +159,17 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     groups = seeds(runs)
-    alone = len({group[0].method for group in groups}) == len(groups)  # each method once
+    hues = dict(enumerate(colours(groups)))
     for axis, name in AXES.items():
-        shown = [(i, [r for r in group if points(r, axis)]) for i, group in enumerate(groups)]
-        shown = [(i, some) for i, some in shown if some]
+        shown = [(hues[i], some) for i, g in enumerate(groups) if (some := _with(g, axis))]
         if not shown:
             continue
         figure = Figure(figsize=(7, max(4.2, 0.5 + 0.37 * len(shown))), layout="constrained")
         axes = figure.subplots()
         scale, unit = _unit(runs, axis)
-        for i, some in shown:
-            whose = some[0].method if alone and len(some) == 1 else called(some)
-            whose = whose if len(whose) <= LONGEST else some[0].name
-            whose = whose if len(whose) <= LONGEST else f"{whose[: LONGEST - 1]}…"
-            look: dict[str, Any] = {"color": PALETTE[i % len(PALETTE)], "ms": 3.5}
-            for measure, style in zip(MEASURES, ("-", "--"), strict=True):
-                label = f"{whose}, {measure}".replace("$", r"\$")
-                label = f" {label}" if label.startswith("_") else label  # else it is left out
-                for run in some:
-                    x = [p[axis] / scale for p in points(run, axis)]
-                    y = [100 * p[measure] for p in points(run, axis)]
-                    dots = "o" if len(x) <= FEW else ""
-                    axes.plot(x, y, style, marker=dots, label=label, **look)
-                    label = "_"  # once for all seeds
+        names = _names(groups)
+        for hue, some in shown:
+            _draw(axes, some, names(some), PALETTE[hue], axis, scale)
         axes.set(xlabel=name + unit, ylabel="held-out accuracy, %", ylim=(_bottom(runs, axis), 100))
         axes.set_xlim(left=0)
         axes.grid(alpha=0.25)
@@ -131,6 +185,43 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
     return written
 
 
+def _with(group: Sequence[Run], axis: str) -> list[Run]:
+    return [run for run in group if points(run, axis)]
+
+
+def _names(groups: Sequence[Sequence[Run]]) -> Callable[[Sequence[Run]], str]:
+    """How a legend calls runs: by the method, where each is there once."""
+    alone = len({group[0].method for group in groups}) == len(groups)
+
+    def name(some: Sequence[Run]) -> str:
+        whose = some[0].method if alone and len(some) == 1 else called(some)
+        whose = whose if len(whose) <= LONGEST else some[0].name
+        return whose if len(whose) <= LONGEST else f"{whose[: LONGEST - 1]}…"
+
+    return name
+
+
+def _draw(
+    axes: Any,  # noqa: ANN401  # matplotlib's
+    some: Sequence[Run],
+    whose: str,
+    colour: str,
+    axis: str,
+    scale: float,
+) -> None:
+    for measure, style in zip(MEASURES, ("-", "--"), strict=True):
+        label = f"{whose}, {measure}".replace("$", r"\$")
+        label = f" {label}" if label.startswith("_") else label  # else it is left out
+        for dots in _lines(some, measure, axis, scale):
+            x, y = [dot.x for dot in dots], [dot.y for dot in dots]
+            mark = "o" if len(x) <= FEW else ""
+            axes.plot(x, y, style, marker=mark, label=label, color=colour, ms=3.5)
+            label = "_"  # once for all seeds
+            if dots[0].low is not None:
+                low, high = [dot.low for dot in dots], [dot.high for dot in dots]
+                axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+
+
 def _unit(runs: Sequence[Run], axis: str) -> tuple[float, str]:
     if axis != "train_seconds":
         return 1.0, ""
@@ -140,24 +231,7 @@ def _unit(runs: Sequence[Run], axis: str) -> tuple[float, str]:
     return (60.0, ", min") if longest < 3 * 3600 else (3600.0, ", h")
 
 
-def _ticks(longest: float) -> list[float]:
-    """Round numbers from 0 to past the longest, about five."""
-    longest = longest if longest > 1e-9 else 1.0
-    power = 10 ** math.floor(math.log10(longest / 4))
-    step = next(s * power for s in (1, 2, 2.5, 5, 10) if longest / (s * power) <= 5)
-    return [i * step for i in range(math.ceil(longest / step) + 1)]
-
-
-def _x(part: float) -> float:
-    return round(LEFT + part * (WIDTH - LEFT - RIGHT), 1)
-
-
 def _bottom(runs: Sequence[Run], axis: str) -> int:
     """Where the accuracies' axis begins, in %: the tens under the lowest that is drawn."""
     lowest = min((p[m] for r in runs for p in points(r, axis) for m in MEASURES), default=0.0)
     return min(90, 10 * math.floor(10 * lowest))
-
-
-def _y(share: float, bottom: int) -> float:
-    part = (100 * share - bottom) / (100 - bottom)
-    return round(TOP + (1 - part) * (HEIGHT - TOP - BOTTOM), 1)

@@ -1,11 +1,12 @@
 "use strict";
-// Legend: a curve is shown while both its run and its measure are on, in both charts.
+// Legend: a curve is shown while both its run and its measure are on, in all charts.
 const buttons = [...document.querySelectorAll(".legend button")];
 const charts = [...document.querySelectorAll(".chart")];
 const on = (key, value) => buttons.some((b) => b.dataset[key] === value && b.ariaPressed === "true");
+const measured = (value) => value === "" || on("measure", value); // a loss is neither
 function redraw() {
   for (const curve of document.querySelectorAll(".curve"))
-    curve.classList.toggle("off", !(on("run", curve.dataset.run) && on("measure", curve.dataset.measure)));
+    curve.classList.toggle("off", !(on("run", curve.dataset.run) && measured(curve.dataset.measure)));
   for (const chart of charts) show(chart, null);
 }
 for (const button of buttons)

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from yopo import __version__
-from yopo.report import curves
+from yopo.report import classes, curves
 from yopo.report.clock import busy
 from yopo.report.download import downloads
 from yopo.report.groups import called, seeds
@@ -30,12 +30,13 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: Beside | None
 
     paper: a table of the paper with these runs, from `yopo.paper.beside`.
     """
-    colour = {run: i % len(curves.PALETTE) for run, i in curves.numbers(runs).items()}
+    place = curves.places(runs)
     buttons = [
-        {"run": i, "colour": colour[group[0]], "name": called(group)}
-        for i, group in enumerate(seeds(runs))
+        dict(zip(("run", "colour"), place[group[0]], strict=True), name=called(group))
+        for group in seeds(runs)
         if any(run.points for run in group)
     ]
+    colour = {run: hue for run, (_, hue) in place.items()}
     whole = [run for run in runs if not run.short]
     scores = comparable(whole) if whole else {}
     return _template().render(
@@ -46,6 +47,15 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: Beside | None
         buttons=buttons,
         charts=[curves.chart(runs, axis) for axis in curves.AXES if curves.drawn(runs, axis)],
         charts_note=_charts_note(runs),
+        radii=curves.against_eps(runs),
+        history=[drawn for what in curves.HISTORY if (drawn := curves.history(runs, what))],
+        same=[_strip(strip, colour) for strip in strips if strip.same],
+        classes=classes.table(runs),
+        matrices=[
+            {"colour": colour[run], "label": run.label, **m}
+            for run in runs
+            if (m := classes.matrix(run))
+        ],
         runs=runs_table(runs, scores),
         own=own_table(runs),
         attacks=attacks_table(runs),
@@ -99,6 +109,11 @@ def _charts_note(runs: Sequence[Run]) -> str:
     return text
 
 
+def _strip(strip: Strip, colour: Mapping[Run, int]) -> dict[str, Any]:
+    """Pictures under the name of their run."""
+    return {"colour": colour[strip.run], "label": strip.run.label, **shown(strip)}
+
+
 def _section(run: Run, colour: int, strips: Sequence[Strip]) -> dict[str, Any]:
     """All about one run."""
     known = {k: v for k, v in run.environment.items() if v}
@@ -108,7 +123,7 @@ def _section(run: Run, colour: int, strips: Sequence[Strip]) -> dict[str, Any]:
         "label": run.label,
         "notes": notes(run),
         "cards": [card(e) for e in run.ranked],
-        "strips": [shown(strip) for strip in strips if strip.run is run],
+        "strips": [shown(strip) for strip in strips if strip.run is run and not strip.same],
         "settings": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
         "where": ", ".join(facts) or "where is not recorded",
     }

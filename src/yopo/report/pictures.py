@@ -2,7 +2,6 @@
 
 import base64
 import io
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from yopo.core import tensor_files
 from yopo.core.files import parse_json
 from yopo.report.records import Run
+from yopo.runs.closeup import SAME, choose
 from yopo.runs.folder import EVALUATION, SHOWN, EvaluationFiles
 
 LARGEST = 1024  # pixels of a side
@@ -28,29 +28,41 @@ class Strip:
     clean: Tensor | None  # the same, where the file has them
     labels: list[str]
     answers: list[str] | None  # to the adversarial images, where the file has them
+    same: bool = False  # images that do not depend on the run, broken or not
 
 
-def read_strip(run: Run) -> Strip | None:
-    """Images that the evaluation's strongest attack broke, from the file that it wrote.
+def read_strips(run: Run) -> list[Strip]:
+    """Images that the evaluation's strongest attack broke, and those that all networks are shown.
 
     No network is built and no data set is read: the evaluation wrote what there is to show.
     """
     file = EvaluationFiles.of(run.folder).examples
     if EVALUATION not in run.evaluations or not file.is_file():
-        return None
+        return []
     facts, tensors = tensor_files.load_metadata(file), tensor_files.load_weights(file)
     result = next((e for e in run.ranked if _fits(e, facts, tensors)), None)
     if result is None:
         raise ValueError(f"{file.name} is of another evaluation")
     broken = [a for a in result["attacks"] if tensors.get(f"{a}.labels", torch.empty(0)).numel()]
-    if not broken:
-        return None
-    attack = min(broken, key=lambda a: (result["attacks"][a]["accuracy"], a))
+    strips = []
+    if broken:
+        attack = min(broken, key=lambda a: (result["attacks"][a]["accuracy"], a))
+        strips.append(_strip(run, attack, attack, facts, tensors))
+    if SAME in facts and f"{SAME}.labels" in tensors:
+        strips.append(_strip(run, SAME, facts[SAME][:40], facts, tensors))
+    return strips
+
+
+def _strip(
+    run: Run, key: str, attack: str, facts: dict[str, str], tensors: dict[str, Tensor]
+) -> Strip:
+    """Those that the file has under a key."""
     parts = ("images", "labels", "clean", "answers")
-    held = {k: t for k in parts if (t := tensors.get(f"{attack}.{k}")) is not None}
-    names = parse_json(facts.get("names", "[]"), f"the metadata of {file.name}")
+    held = {k: t for k in parts if (t := tensors.get(f"{key}.{k}")) is not None}
+    file = EvaluationFiles.of(run.folder).examples.name
+    names = parse_json(facts.get("names", "[]"), f"the metadata of {file}")
     if not (_well_formed(held) and isinstance(names, list)):
-        raise ValueError(f"{file.name} was edited or is of another version")
+        raise ValueError(f"{file} was edited or is of another version")
     rows = choose(held["labels"])
     held = {k: t[rows] for k, t in held.items()}
     clean = held["clean"].float() / 255 if "clean" in held else None
@@ -60,12 +72,13 @@ def read_strip(run: Run) -> Strip | None:
         else None
         for k in ("labels", "answers")
     )
-    return Strip(run, attack, held["images"].float(), clean, labels or [], answers)
+    images = held["images"].float()
+    return Strip(run, attack, images, clean, labels or [], answers, key == SAME)
 
 
 def _fits(e: dict[str, Any], facts: dict[str, str], tensors: dict[str, Tensor]) -> bool:
     """Whether these examples are of that evaluation; files of an earlier version say less."""
-    attacks = {key.rpartition(".")[0] for key in tensors if key.endswith(".labels")}
+    attacks = {key.rpartition(".")[0] for key in tensors if key.endswith(".labels")} - {SAME}
     same = all(
         facts.get(key, str(e["about"].get(key))) == str(e["about"].get(key)) for key in SHOWN
     )
@@ -106,20 +119,11 @@ def shown(strip: Strip) -> dict[str, Any]:
             "or white) and the adversarial image"
         )
     text = f"Images that {strip.attack} broke: {rows}."
+    if strip.same:
+        return {"figures": figures, "text": f"Under {strip.attack}; {rows}."}
     if eta is None or strip.answers is None:
         text += " An earlier version wrote them; `yopo eval --save-examples` adds what is missing."
     return {"text": text, "figures": figures}
-
-
-def choose(labels: Tensor) -> Tensor:
-    """Rows of eight images (N,), as many classes as there are, in order."""
-    seen: Counter[int] = Counter()
-    nth = []
-    for label in labels.tolist():
-        nth.append(seen[label])
-        seen[label] += 1
-    order = sorted(range(len(nth)), key=lambda i: nth[i])  # of equal ones the first
-    return torch.tensor(sorted(order[:8]), dtype=torch.long)
 
 
 def _img(x: Tensor, alt: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ import yopo
 from yopo.evaluation.network import Precision
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Tell
-from yopo.runs import evaluating, folder, state
+from yopo.runs import closeup, evaluating, folder, state
 from yopo.runs.alone import alone_in
 from yopo.runs.build import build_data, out_of_reach, propagations
 from yopo.runs.distributed import pick_device
@@ -249,6 +249,7 @@ def evaluate_run(
     precision: Precision = "float32",
     compile: bool = False,
     examples: bool = False,
+    radii: bool = False,
     device: str | None = None,
     trust: bool = False,
     model_name: str | None = None,
@@ -261,9 +262,10 @@ def evaluate_run(
 
     weights: "best" (default) or "last", of a run folder. samples: test images, drawn with `seed`;
     all by default. eps: by default the run's. step, batch, precision, compile, progress: as in
-    `yopo.evaluate`. examples: write the images found, too. trust, model_name, data_root, data_path:
-    see `yopo.runs.saved.find`; without the first two only our own networks and timm's are built.
-    show: is given the result before it is written.
+    `yopo.evaluate`. examples: write the images found, too, and which classes were confused. radii:
+    a short PGD at others, too. trust, model_name, data_root, data_path: see
+    `yopo.runs.saved.find`; without the first two only our own networks and timm's are built. show:
+    is given the result before it is written.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
@@ -279,7 +281,7 @@ def evaluate_run(
     result = yopo.evaluate(
         model,
         (x, y),
-        evaluating.choose_threat(saved.config, eps),
+        threat := evaluating.choose_threat(saved.config, eps),
         attacks,
         batch=batch,
         seed=seed,
@@ -293,6 +295,5 @@ def evaluate_run(
     )
     if show is not None:
         show(result)
-    if examples:
-        evaluating.save_examples(written.examples, result, x, y, arrays.names, model, batch)
-    return evaluating.write(written, result, run)
+    seen = closeup.Seen(model, x, y, arrays.names, threat, result, batch)
+    return evaluating.write(written, result, run, closeup.look(seen, written, examples, radii))

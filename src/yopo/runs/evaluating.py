@@ -1,22 +1,20 @@
 """What `evaluate_run` is made of: which images, which ball, and what is written of the result."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from yopo.attacks.names import parse_all
-from yopo.core import files, seals, tensor_files
+from yopo.core import files, seals
 from yopo.core.threat import L2, Linf
-from yopo.evaluation.network import Network, products
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import check_norm
 from yopo.runs.build import build_threat
-from yopo.runs.folder import SHOWN, EvaluationFiles, read_evaluation, read_result
+from yopo.runs.folder import EvaluationFiles, read_evaluation, read_result
 from yopo.runs.saved import Saved, find
 from yopo.runs.settings import Config
 
@@ -84,49 +82,15 @@ def words(saved: Saved, model: nn.Module, drawn: str) -> dict[str, str]:
     }
 
 
-def write(written: EvaluationFiles, result: Result, run: Path) -> Evaluation:
+def write(
+    written: EvaluationFiles, result: Result, run: Path, more: Mapping[str, Any]
+) -> Evaluation:
     """Write the values and the card; only then are the finished batches forgotten."""
     aside = set_aside(written, result, run)
-    seals.write_json(written.values, result.to_dict())
+    seals.write_json(written.values, {**result.to_dict(), **more})
     files.write_text(written.card, result.card())
     result.forget()
     return Evaluation(result, written, aside)
-
-
-def save_examples(
-    path: Path,
-    result: Result,
-    x: Tensor,
-    y: Tensor,
-    names: Sequence[str],
-    model: nn.Module,
-    batch: int,
-) -> None:
-    """For each attack the adversarial images, their places among those evaluated, their labels.
-
-    The clean images and what the network answers to both are there too: a reader of the file needs
-    neither the data nor the network.
-    """
-    net = Network.of(model, result.about["precision"], x)
-    answer, tensors = partial(_answers, net, batch=batch), {}
-    for name, outcome in result.outcomes.items():
-        if outcome.images is not None:
-            clean = x[outcome.index]
-            tensors[f"{name}.images"] = outcome.images
-            tensors[f"{name}.answers"] = answer(outcome.images)
-            tensors[f"{name}.clean"] = clean  # uint8
-            tensors[f"{name}.clean_answers"] = answer(clean.float() / 255)
-            tensors[f"{name}.index"] = outcome.index
-            tensors[f"{name}.labels"] = y[outcome.index]
-    facts = {key: str(result.about[key]) for key in SHOWN}
-    tensor_files.save_weights(path, tensors, facts | {"names": json.dumps(names)})
-
-
-def _answers(net: Network, x: Tensor, batch: int) -> Tensor:  # (N, C, H, W) -> (N,)
-    """The classes that the network answers with, in the precision of the evaluation."""
-    with torch.no_grad(), products("float32"):
-        parts = [net(part.to(net.device)).argmax(1).cpu() for part in x.split(batch)]
-    return torch.cat([torch.empty(0, dtype=torch.long), *parts])
 
 
 def set_aside(files: EvaluationFiles, result: Result, run: Path) -> Path | None:

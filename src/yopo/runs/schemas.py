@@ -52,6 +52,25 @@ class _Warning(BaseModel):
     text: Text
 
 
+class _Class(BaseModel):
+    name: Words
+    images: Whole
+    clean: Whole
+    worst: Whole
+
+
+class _Radii(BaseModel):
+    attack: Words
+    eps: Annotated[list[Spent], Field(max_length=100)]
+    accuracy: Annotated[list[Share], Field(max_length=100)]
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        if len(self.eps) != len(self.accuracy):
+            raise ValueError("expected an accuracy for each eps")
+        return self
+
+
 class Evaluation(BaseModel):
     """What an evaluation wrote."""
 
@@ -59,6 +78,15 @@ class Evaluation(BaseModel):
     worst: _Share
     about: _About
     warnings: Annotated[list[_Warning], Field(max_length=100)]
+    classes: Annotated[list[_Class], Field(max_length=10_000)] = []
+    confusion: Annotated[list[list[Whole]], Field(max_length=100)] = []
+    radii: _Radii | None = None
+
+    @model_validator(mode="after")
+    def _square(self) -> Self:
+        if any(len(row) != len(self.confusion) for row in self.confusion):
+            raise ValueError("expected as many answers as labels")
+        return self
 
 
 Measured = Annotated[dict[Words, Share], Field(max_length=100)]
