@@ -20,7 +20,7 @@ import yopo.runs.trainer
 from tests import SEED
 from yopo.__main__ import main
 from yopo.data.sources import Arrays
-from yopo.runs import state
+from yopo.runs import keeper, state
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.settings import Config, validate
 
@@ -85,14 +85,18 @@ def tiny_trainer(
     return yopo.runs.trainer.Trainer(config, tiny_data(train), out, watcher, torch.device("cpu"))
 
 
-def run_until_killed(out: str, over: Tree, steps: int = 0, flushes: int = 0) -> None:
+def run_until_killed(
+    out: str, over: Tree, steps: int = 0, flushes: int = 0, large: bool = False
+) -> None:
     """Resume and run on, a checkpoint at every step; or wait to be killed.
 
     After so many steps, or in the writing of checkpoints after so many of its flushes: then the
-    file `held` says so.
+    file `held` says so. large: checkpoints are written while training goes on.
     """
     torch.set_num_threads(1)
     yopo.runs.trainer.CHECK_EVERY = 1
+    if large:
+        keeper.LARGE = 0
     watcher = Silent()
 
     def counted(work: Any, most: int) -> Any:
@@ -152,6 +156,24 @@ def forkserver() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.core.test_ddp", "tests.core.test_exchange"])
     return context
+
+
+def as_one_of(world: int, rank: int, port: int) -> None:
+    """What torchrun tells a process of itself and of the others."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def in_two(work: Callable[[int, int, str], None], out: Path) -> list[dict[str, Any]]:
+    """Do work(rank, port, out) in two processes; what each left in out/RANK.pt."""
+    context, port = forkserver(), free_port()
+    pair = [context.Process(target=work, args=(rank, port, str(out))) for rank in (0, 1)]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    return [torch.load(out / f"{rank}.pt") for rank in (0, 1)]
 
 
 def dawdle(low: float, high: float, rng: random.Random) -> None:

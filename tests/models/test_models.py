@@ -1,11 +1,13 @@
 """Networks with the paper's shapes."""
 
+import hashlib
+
 import pytest
 import torch
 from torch import nn
 
 from yopo import Normalize, Split
-from yopo.models import PreActResNet, SmallCNN, preactresnet18, wideresnet
+from yopo.models import PreActResNet, SmallCNN, preactresnet18, resnet50, wideresnet
 
 
 def size(model: nn.Module) -> int:
@@ -31,6 +33,7 @@ def test_parameter_counts_are_those_of_the_published_networks() -> None:
         (preactresnet18(5, channels=1, width=4), (1, 32, 32), 5),
         (preactresnet18(width=4, blocks=(1, 2, 1), final_bn=False), (3, 24, 24), 10),
         (wideresnet(100, depth=16, width=1), (3, 32, 32), 100),
+        (resnet50(7, channels=1, width=4, blocks=(1, 2)), (1, 64, 48), 7),
     ],
 )
 def test_shapes(model: nn.Module, shape: tuple[int, ...], classes: int) -> None:
@@ -74,3 +77,20 @@ def test_bad_shapes_name_the_fix() -> None:
         wideresnet(depth=30)
     with pytest.raises(ValueError, match="as many widths as blocks"):
         PreActResNet(stem=4, widths=[4], blocks=[1, 1])
+
+
+def test_resnet50_has_torchvisions_names_and_shapes() -> None:
+    """Of torchvision 0.28's resnet50, whose weights then give the same logits, bit for bit."""
+    with torch.device("meta"):
+        net = resnet50()
+    assert size(net) == 25557032
+    state = net.state_dict()
+    names = "".join(f"{name} {tuple(tensor.shape)}\n" for name, tensor in state.items())
+    digest = "3fa57287149b51c43a043a424dcd918aaa5a894c977b50e35a9154f41f9c8fd0"
+    assert hashlib.sha256(names.encode()).hexdigest() == digest, names
+
+
+def test_resnet50s_blocks_begin_as_the_identity() -> None:
+    block = resnet50(width=4, blocks=(2,)).double().get_submodule("layer1.1")
+    x = torch.rand(2, 16, 8, 8)
+    assert torch.equal(block(x), x)

@@ -35,7 +35,7 @@ SABOTAGE = """
 import signal, sys
 from pathlib import Path
 from tools import kills
-from yopo.runs.state import Snapshot
+from yopo.runs.snapshot import Snapshot
 
 folder = Path(sys.argv[1])
 run = kills.Scenario("free", "accumulation, bf16, AdamW", kills.write_data(folder / "data.npz"))

@@ -32,8 +32,8 @@ def load_weights(path: Path) -> Tensors:
     """Read a safetensors file, if its checksum agrees; a pickle is refused unread."""
     words = _metadata(path)
     state = load_tensors(path)
-    found = words.pop(seals.KEY, None)
-    if found is not None and found != tensors_digest(state, words):
+    seal = words.pop(seals.KEY, None)
+    if seal is not None and seal != tensors_digest(state, words):
         raise ValueError(f"{path.name} was damaged: its checksum does not fit")
     return state
 
@@ -45,7 +45,7 @@ def load_metadata(path: Path) -> dict[str, str]:
 
 def _metadata(path: Path) -> dict[str, str]:
     """With the checksum. Earlier versions made each word an entry, and had none."""
-    _check_header(path)
+    check_header(path)
     try:
         with safe_open(path, framework="pt") as file:
             entries: dict[str, str] = file.metadata() or {}
@@ -61,7 +61,7 @@ def _metadata(path: Path) -> dict[str, str]:
 
 def load_tensors(path: Path) -> Tensors:
     """The tensors of a safetensors file, whoever wrote it; a pickle is refused unread."""
-    _check_header(path)
+    check_header(path)
     try:
         tensors = load_file(path)
     except SafetensorError as error:
@@ -70,7 +70,7 @@ def load_tensors(path: Path) -> Tensors:
     return {k: t.view(torch.uint8) != 0 if t.dtype == torch.bool else t for k, t in tensors.items()}
 
 
-def _check_header(path: Path) -> None:
+def check_header(path: Path) -> None:
     """Refuse a pickle, and a file that says more of its tensors than anyone can bear."""
     with open_plain(path) as file:
         start, size = file.read(9), os.fstat(file.fileno()).st_size
@@ -107,7 +107,13 @@ def _filled(handle: int, size: int) -> int:
 
 def write_tensors(tensors: Tensors, path: Path, metadata: dict[str, str] | None = None) -> None:
     """safetensors' file; it needs contiguous tensors on the CPU that share no memory."""
-    plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    plain, taken = dict[str, Tensor](), set[int]()
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        if (place := own.untyped_storage().data_ptr()) in taken:
+            own = own.clone()
+        taken.add(place)
+        plain[name] = own
     path.touch()
     mode = path.stat().st_mode  # as the user's other files; save_file lets no one else read it
     try:

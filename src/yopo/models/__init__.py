@@ -6,6 +6,15 @@ ends unless told otherwise.
 
 from yopo.models.normalize import Normalize
 from yopo.models.resnet import PreActResNet, fitted, preactresnet18, wideresnet
+from yopo.models.resnet50 import resnet50
 from yopo.models.smallcnn import SmallCNN
 
-__all__ = ["Normalize", "PreActResNet", "SmallCNN", "fitted", "preactresnet18", "wideresnet"]
+__all__ = [
+    "Normalize",
+    "PreActResNet",
+    "SmallCNN",
+    "fitted",
+    "preactresnet18",
+    "resnet50",
+    "wideresnet",
+]

@@ -24,6 +24,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "smallcnn": yopo.models.SmallCNN,
     "preactresnet18": yopo.models.preactresnet18,
     "wideresnet": yopo.models.wideresnet,
+    "resnet50": yopo.models.resnet50,
     "fitted": yopo.models.fitted,
 }
 SIZED = ("smallcnn", "fitted")  # they are built for images of one size

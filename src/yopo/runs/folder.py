@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from yopo.runs.progress import Watcher
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
     from yopo.runs.state import Checkpoint
 
@@ -233,8 +234,8 @@ class RunFolder:
         if not self.writes:
             return True
         try:
-            found = tensor_files.load_weights(self.path / name)
-            if found.keys() == state.keys() and all(_same(found[k], v) for k, v in state.items()):
+            there = tensor_files.load_weights(self.path / name)
+            if there.keys() == state.keys() and all(_same(there[k], v) for k, v in state.items()):
                 return True
         except FileNotFoundError:
             self.watch.say(f"{name} was not there; made again from the checkpoint")
@@ -242,16 +243,27 @@ class RunFolder:
             self.watch.say(f"{error}; {name} was made again from the checkpoint")
         return self.save_weights(name, state, config)
 
-    def save_state(self, number: int, checkpoint: "Checkpoint", keep: int) -> bool:
-        """Write a checkpoint and drop old ones; say whether that worked."""
+    def save_state(
+        self,
+        number: int,
+        checkpoint: "Checkpoint",
+        keep: int,
+        group: "ProcessGroup | None" = None,
+    ) -> bool:
+        """Write a checkpoint and drop old ones; say whether that worked.
+
+        group: all processes, where each writes a part. It may run beside the training.
+        """
         from yopo.runs import state
 
-        if not self.writes:
+        if not self.writes and group is None:
             return True
-        self._check_there()
-        checkpoint = replace(checkpoint, values=checkpoint.values | {"metrics": self.lines})
         try:
-            state.save(self.path / STATE, number, checkpoint, keep=keep)
+            self._check_there()
+            if group is None:
+                state.save(self.path / STATE, number, checkpoint, keep=keep)
+            else:
+                state.save_shards(self.path / STATE, number, checkpoint, keep=keep, group=group)
         except OSError as error:
             self.watch.say(f"could not save a checkpoint ({error}); earlier ones are kept")
             return False
@@ -286,12 +298,12 @@ class RunFolder:
 
 def _lines(path: Path) -> list[str]:
     """The lines of the metrics up to the first that is damaged."""
-    found: list[str] = []
+    sound: list[str] = []
     with suppress(ValueError, OSError):
         for text in files.read_text(path).split("\n")[:-1]:
             seals.open_line(text, path.name)
-            found.append(text)
-    return found
+            sound.append(text)
+    return sound
 
 
 def _same(a: "Tensor", b: "Tensor") -> bool:

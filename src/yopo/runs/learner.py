@@ -16,7 +16,7 @@ from yopo.runs.build import build_method, build_model, build_optimizer, build_th
 from yopo.runs.progress import Progress, Watcher
 from yopo.runs.schedule import rate
 from yopo.runs.settings import Config
-from yopo.runs.state import Snapshot
+from yopo.runs.snapshot import Snapshot
 
 
 class Learner:

@@ -205,7 +205,7 @@ class ModelConfig(Section):
 
     name: Words = Field(
         "smallcnn",
-        description="smallcnn, preactresnet18, wideresnet, fitted (to the images' size), "
+        description="smallcnn, preactresnet18, wideresnet, resnet50, fitted (to the images' size), "
         "my_module:function, or timm:NAME",
     )
     options: Options = Field(

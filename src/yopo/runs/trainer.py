@@ -103,9 +103,12 @@ class Trainer:
                 reason = self._epoch()
                 self.epoch_end.finish(reason)
                 self._stop_if_asked()
+            self.keeper.settle()
             result = self._finish()
         except _Asked:  # in the middle of an attack: what it looks at is of the state that is saved
-            raise StopRequested(self.keeper.is_saved or self.keeper.save()) from None
+            raise StopRequested(self.keeper.save_now()) from None
+        finally:
+            self.keeper.close()
         self._stop_if_asked()
         return result
 
@@ -118,7 +121,7 @@ class Trainer:
     def _stop_if_asked(self) -> None:
         """A signal that came between epochs."""
         if distributed.anyone(self.stop, device=self.learner.device)[0]:
-            raise StopRequested(self.keeper.is_saved or self.keeper.save())
+            raise StopRequested(self.keeper.save_now())
 
     def _warm_up(self) -> None:
         """Study, compile and capture before the clock starts."""
@@ -163,7 +166,7 @@ class Trainer:
                     return "the loss is not finite"
                 self.files.watch.step(p.epoch, p.step, steps, f"loss {p.loss_sum / p.step:.3f}")
                 if stop:
-                    raise StopRequested(self.keeper.save())
+                    raise StopRequested(self.keeper.save_now())
                 if due and p.step < steps:
                     self.keeper.save()
                     started = time.perf_counter()
@@ -253,5 +256,5 @@ class Trainer:
             self._tell(f"{shown} {name}", part, accuracy)
 
         clean, robust = accuracies(follower, *self.images.test, self.config, share, tell)
-        found = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
-        return found, weights_digest(follower)
+        shares = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
+        return shares, weights_digest(follower)

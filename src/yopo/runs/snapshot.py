@@ -1,0 +1,154 @@
+"""A run's state in memory: all tensors that it needs to go on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import yopo
+from yopo.core.parallel import in_group, is_shard, part, spread_like
+from yopo.core.tensor_files import Tensors
+from yopo.engine.ema import EMA
+from yopo.runs import distributed
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The parts of a run that hold tensors."""
+
+    model: nn.Module
+    ema: EMA | None
+    optimizer: Optimizer
+    method: yopo.Method
+
+    def take(self) -> dict[str, Tensor]:
+        """This process's tensors as they are now, by name."""
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        tensors |= {f"hidden.{k}": v for k, v in _hidden(self.model).items()}
+        if self.ema:
+            tensors |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
+            tensors |= {f"ema-hidden.{k}": v for k, v in _hidden(self.ema.model).items()}
+        for i, p in enumerate(self._parameters()):
+            tensors |= {f"optimizer.{i}.{k}": v for k, v in self._state(p).items()}
+        return tensors | {f"{self._carried}{k}": v for k, v in self.method.state_dict().items()}
+
+    def copy(self, room: Tensors | None = None) -> Tensors:
+        """The same, in memory of its own: in `room`, where that has it from before.
+
+        To make room takes several times as long as to copy.
+        """
+        room = {} if room is None else room
+        copied = Tensors()
+        for name, tensor in self.take().items():
+            there = room.get(name)
+            if there is None or (there.shape, there.dtype) != (tensor.shape, tensor.dtype):
+                there = torch.empty_like(tensor, device="cpu", requires_grad=False)
+            copied[name] = room[name] = there
+            there.copy_(tensor.detach())
+        return copied
+
+    def is_finite(self) -> bool:
+        """Whether no weight, average or state of the optimizer is NaN or infinite, in any process.
+
+        Of tensors in parts each process looks at its own.
+        """
+        mine = {k: t for k, t in self.take().items() if not k.startswith(self._carried)}
+        parts = [part(t) for t in mine.values() if t.is_floating_point()]
+        finite = all(bool(t.isfinite().all()) for t in parts)
+        if not self.is_sharded:
+            return finite
+        device = next(self.model.parameters()).device
+        return not distributed.anyone(not finite, device=device)[0]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether this process holds only a part of some tensors."""
+        return any(is_shard(p) for p in self._parameters())
+
+    def layout(self) -> Callable[[str, torch.Size], Tensor | None]:
+        """Finds the tensor here that is in parts as one of that name is to be, if it is."""
+        alike = self.take() | {f"optimizer.{i}": p for i, p in enumerate(self._parameters())}
+
+        def find(name: str, shape: torch.Size) -> Tensor | None:
+            found = alike.get(name, alike.get(name.rpartition(".")[0]))
+            if found is None or not is_shard(found) or found.shape != shape:
+                return None
+            return found
+
+        return find
+
+    def gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of all processes: the first's, and of the others what is their own.
+
+        These are buffers (BatchNorm's statistics, if not synchronised) and what the method carries.
+        Nothing changes in any process, so a run that is saved goes on as one that is not.
+        """
+        if not in_group():
+            return tensors
+        whole = dict(tensors)
+        for key in (k for k in tensors if k.startswith(self._carried)):
+            whole[key] = torch.cat(distributed.gathered(tensors[key]))
+        buffers = {f"model.{k}" for k, _ in self.model.named_buffers()}
+        for key in (k for k in tensors if k in buffers or k.startswith("hidden.")):
+            for rank, other in enumerate(distributed.gathered(tensors[key])):
+                if not torch.equal(other, tensors[key].cpu()):
+                    whole[f"rank-{rank}.{key}"] = other
+        return whole
+
+    def own(self, tensors: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
+        """Of the tensors of all processes, this one's; there may be more or fewer now."""
+        shared = {k: v for k, v in tensors.items() if not k.startswith("rank-")}
+        mine = {k: tensors.get(f"rank-{rank}.{k}", v) for k, v in shared.items()}
+        carried = {k: v for k, v in mine.items() if k.startswith(self._carried)}
+        return mine | {k: v.chunk(world)[rank] for k, v in carried.items()}
+
+    def put_back(self, tensors: dict[str, Tensor]) -> None:
+        """Make all parts what they were when `tensors` were taken in this process."""
+
+        layout = self.layout()
+        tensors = {k: spread_like(v, layout(k, v.shape)) for k, v in tensors.items()}
+
+        def named(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.model.load_state_dict(named("model."))
+        if self.ema:
+            self.ema.model.load_state_dict(named("ema."))
+        followed = [self.model, *([self.ema.model] if self.ema else [])]
+        for prefix, model in zip(("hidden.", "ema-hidden."), followed, strict=False):
+            hidden, buffers = named(prefix), _hidden(model)
+            for name in hidden.keys() & buffers.keys():
+                buffers[name].copy_(hidden[name])
+        for i, p in enumerate(self._parameters()):
+            saved, there = named(f"optimizer.{i}."), self._state(p)
+            for name, tensor in there.items():  # in place: a captured step knows it by its address
+                tensor.copy_(saved.get(name, torch.zeros_like(tensor)))
+            for name in saved.keys() - there.keys():
+                value = saved[name]  # Adam counts its steps on the CPU
+                self.optimizer.state[p][name] = (
+                    value.clone() if name == "step" else torch.empty_like(p).copy_(value)
+                )
+        device = next(self.model.parameters()).device
+        carried = {k: v.to(device, copy=True) for k, v in named(self._carried).items()}
+        self.method.load_state_dict(carried)
+
+    @property
+    def _carried(self) -> str:
+        """How the names begin of what the method carries: "free."."""
+        return f"{type(self.method).__name__.lower()}."
+
+    def _state(self, p: Tensor) -> dict[str, Tensor]:
+        """The optimizer's tensors for a parameter: momentum, Adam's moments and count."""
+        state = self.optimizer.state.get(p, {})
+        return {k: v for k, v in state.items() if isinstance(v, Tensor)}
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+def _hidden(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that are no part of the state_dict (`persistent=False`)."""
+    shown = model.state_dict()
+    return {k: b for k, b in model.named_buffers() if k not in shown}
