@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench docs dist clean
 
 DEMO := runs/demo/natural runs/demo/pgd-10 runs/demo/yopo-3-5
 
@@ -27,6 +27,11 @@ bench: .venv/dev.stamp  ## cost ratios of the methods and of PGD-20 on this mach
 	$(BIN)/python -m benchmarks.cost
 	$(BIN)/python -m benchmarks.evaluate
 
+docs: .venv-docs/docs.stamp  ## the site, in site/html: tutorials are run, links followed, pages looked at
+	rm -rf site
+	OMP_NUM_THREADS=1 .venv-docs/bin/sphinx-build -W --keep-going -E -j 2 -q docs site/html
+	.venv-docs/bin/python -m tools.site site/html
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
@@ -34,5 +39,10 @@ bench: .venv/dev.stamp  ## cost ratios of the methods and of PGD-20 on this mach
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	@touch $@
 
+.venv-docs/docs.stamp: pyproject.toml constraints.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-docs runs site dist

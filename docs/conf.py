@@ -1,5 +1,6 @@
 """The site that `make docs` builds from this folder: settings of Sphinx, and formulas as MathML."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,10 @@ pygments_style = "friendly"
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 600  # a busy machine may need many
+nb_execution_in_temp = True
 nb_merge_streams = True
+os.environ["MATPLOTLIBRC"] = str(Path(__file__).with_name("tutorials"))
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # yopo
 
 # ---------------------------------------------------------------- the API, from docstrings
 
