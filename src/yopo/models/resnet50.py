@@ -1,4 +1,4 @@
-"""ResNet-50, with the names and shapes of torchvision's, so that weights go from one to the other."""
+"""ResNet-50 with torchvision's names and shapes, so that weights go from one to the other."""
 
 from collections.abc import Sequence
 
