@@ -4,10 +4,10 @@ BIN := .venv/bin
 
 .PHONY: demo test check format bench clean
 
-DEMO := runs/demo/natural runs/demo/pgd-15 runs/demo/yopo-3-5
+DEMO := runs/demo/natural runs/demo/pgd-10 runs/demo/yopo-3-5
 
 demo: .venv/demo.stamp  ## train natural, PGD and YOPO on embedded digits, attack all three
-	$(BIN)/yopo compare demo --methods natural,pgd-15,yopo-3-5 --out runs/demo --resume
+	$(BIN)/yopo compare demo --methods natural,pgd-10,yopo-3-5 --out runs/demo --resume
 	$(BIN)/yopo eval $(DEMO) --attacks pgd-40,cw --samples 400 --save-examples
 	$(BIN)/yopo report $(DEMO) --out runs/demo/report.html
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import yopo
 from tests.conftest import Batch, convnet, grads
+from tests.tiny import PATIENCE
 from yopo import cli
 from yopo.attacks.names import parse_all
 from yopo.cli.training import settings_typed
@@ -169,7 +170,7 @@ def test_own_pictures_as_the_readme_says(tmp_path: Path) -> None:
         "--device",
         "cpu",
     ]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "name: folder" in done.stdout
     assert "ms a step" in done.stdout

@@ -158,6 +158,24 @@ def forkserver() -> multiprocessing.context.ForkServerContext:
     return context
 
 
+def as_one_of(world: int, rank: int, port: int) -> None:
+    """What torchrun tells a process of itself and of the others."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def in_two(work: Callable[[int, int, str], None], out: Path) -> list[dict[str, Any]]:
+    """Do work(rank, port, out) in two processes; what each left in out/RANK.pt."""
+    context, port = forkserver(), free_port()
+    pair = [context.Process(target=work, args=(rank, port, str(out))) for rank in (0, 1)]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    return [torch.load(out / f"{rank}.pt") for rank in (0, 1)]
+
+
 def dawdle(low: float, high: float, rng: random.Random) -> None:
     time.sleep(rng.uniform(low, high))
 

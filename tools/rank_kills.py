@@ -5,119 +5,66 @@ the other must end within 60 seconds, by itself and with a sentence. Then the ru
 one process or two, and must end; with two, as the run that nobody killed, bit for bit. Every tenth
 pair is started by torchrun and killed at any moment, that of meeting each other included.
 
+With --exchanges the moments are not drawn: each of the two is killed before and after each of its
+exchanges, one by one, and each run is resumed with one process. One that has not ended in time is
+asked where it is, and how much of a processor it was given.
+
 examples:
   python -m tools.rank_kills --runs 3
   python -m tools.rank_kills --runs 100 --seed 1 --out records/rank-kills-cpu
+  python -m tools.rank_kills --exchanges fast
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import yaml
 
 from tools.kills import METHODS, Scenario, differences, outcome, write_data
+from tools.ranks import Process, start
 from yopo.core import seals
 from yopo.runs.settings import validate
-from yopo.runs.trainer import Trainer
 
 LONG = 40  # epochs of a run that torchrun starts, which takes its time
 LIMIT = 60.0  # seconds for the other process to end
 PATIENCE = 1800.0  # for a whole run, of two seconds; a busy machine may need many
 KINDS = ("BatchNorm, EMA, collapse", "EMA, bf16, collapse")
 NAMED = [name for name in METHODS if name != "pmp"]
+EXCHANGES = ("all_reduce", "broadcast", "all_gather", "barrier")
+Found = dict[str, Any]
 
 
-class Process:
-    """One of the processes of a run, forked from this one."""
+def _die_at_exchange(number: int, after: bool) -> None:
+    """From now on this process dies before or after so many of its exchanges."""
+    counted = itertools.count(1)
 
-    def __init__(self, scenario: Scenario, out: Path, rank: int, world: int, port: int) -> None:
-        here, there = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(here)
-            _train(scenario, out, rank, world, port, there)
-        os.close(there)
-        self._pipe, self._words = here, b""
-        self.code: int | None = None
-        os.set_blocking(here, False)
+    def dying(real: Callable[..., object]) -> Callable[..., object]:
+        def exchange(*args: object, **options: object) -> object:
+            last = next(counted) == number
+            done = real(*args, **options) if after or not last else None
+            if last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return done
 
-    def words(self) -> str:
-        """What it said so far: that it has met the others, and why it ended."""
-        try:
-            while part := os.read(self._pipe, 4096):
-                self._words += part
-        except BlockingIOError:
-            pass
-        return self._words.decode(errors="replace")
+        return exchange
 
-    def wait(self, seconds: float) -> int | None:
-        """Its exit status, or None if it still runs."""
-        end = time.monotonic() + seconds
-        while self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.code = os.waitstatus_to_exitcode(status)
-                break
-            if time.monotonic() > end:
-                return None
-            time.sleep(0.01)
-        return self.code
-
-    def kill(self) -> None:
-        """End it, if it still runs."""
-        if self.wait(0) is None:
-            os.kill(self.pid, signal.SIGKILL)
-            self.wait(10)
-
-    def close(self) -> None:
-        """Forget it."""
-        self.words()
-        os.close(self._pipe)
-
-
-def _train(
-    scenario: Scenario, out: Path, rank: int, world: int, port: int, there: int
-) -> None:  # in the new process
-    code = 1
-    try:
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        os.dup2(quiet, 2)
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        real = Trainer.run
-
-        def run(self: Trainer) -> dict[str, Any]:
-            os.write(there, b"met\n")
-            return real(self)
-
-        Trainer.run = run  # type: ignore[method-assign]
-        scenario.train(out)
-        code = 0
-    except BaseException as error:
-        os.write(there, f"{type(error).__name__}: {error}".encode()[:4000])
-    finally:
-        os._exit(code)
-
-
-def start(scenario: Scenario, out: Path, world: int) -> list[Process]:
-    """All processes of a run."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-    return [Process(scenario, out, rank, world, port) for rank in range(world)]
+    for name in EXCHANGES:
+        setattr(dist, name, dying(getattr(dist, name)))
 
 
 def finish(scenario: Scenario, out: Path, world: int) -> list[str]:
@@ -131,7 +78,7 @@ def finish(scenario: Scenario, out: Path, world: int) -> list[str]:
     return [] if codes == [0] * world else [f"resumed with {world}: {codes}, {said}"]
 
 
-def kill_one(scenario: Scenario, out: Path, rng: random.Random) -> dict[str, Any]:
+def kill_one(scenario: Scenario, out: Path, rng: random.Random) -> Found:
     """Train with two, kill one, and tell how the other ended."""
     processes = start(scenario, out, 2)
     while not all("met" in process.words() for process in processes):
@@ -140,24 +87,37 @@ def kill_one(scenario: Scenario, out: Path, rng: random.Random) -> dict[str, Any
         time.sleep(0.005)
     rank, after = rng.randrange(2), rng.uniform(0, 1.5)
     time.sleep(after)
-    victim, other = processes[rank], processes[1 - rank]
-    found: dict[str, Any] = {"rank": rank, "after": round(after, 3), "how": "forked"}
-    if victim.wait(0) is not None:
-        found["killed"] = False  # it had ended before
-        other.wait(LIMIT)
-    else:
-        os.kill(victim.pid, signal.SIGKILL)
-        began = time.monotonic()
-        code = other.wait(LIMIT)
-        found |= {"killed": True, "code": code, "seconds": round(time.monotonic() - began, 2)}
+    if processes[rank].wait(0) is None:
+        os.kill(processes[rank].pid, signal.SIGKILL)
+    return {"rank": rank, "after": round(after, 3)} | _other(processes, rank)
+
+
+def kill_at_exchange(scenario: Scenario, out: Path, rank: int, after: bool, number: int) -> Found:
+    """The same at one exchange."""
+    processes = start(scenario, out, 2, {rank: partial(_die_at_exchange, number, after)})
+    if processes[rank].wait(PATIENCE) not in (0, -signal.SIGKILL):
+        sys.exit(f"\n{scenario.method}: {[process.words() for process in processes]}")
+    where = f"{'after' if after else 'before'} exchange {number}"
+    return {"rank": rank, "where": where} | _other(processes, rank)
+
+
+def _other(processes: list[Process], rank: int) -> Found:
+    """How the other one of two ended, when this one was killed."""
+    other, began, found = processes[1 - rank], time.monotonic(), Found(how="forked")
+    before, code = other.spent(), other.wait(LIMIT)
+    seconds = round(time.monotonic() - began, 2)
+    if found_killed := processes[rank].wait(0) in (None, -signal.SIGKILL):
+        found |= {"code": code, "seconds": seconds, "of a processor": other.spent() - before}
+        if code is None:
+            other.tell()
         found["said"] = other.words().removeprefix("met\n")
     for process in processes:
         process.kill()
         process.close()
-    return found
+    return found | {"killed": found_killed}
 
 
-def kill_one_of_torchrun(scenario: Scenario, out: Path, rng: random.Random) -> dict[str, Any]:
+def kill_one_of_torchrun(scenario: Scenario, out: Path, rng: random.Random) -> Found:
     """The same through torchrun, at any moment after both processes are there."""
     settings = out.with_suffix(".yaml")
     settings.write_text(yaml.safe_dump(validate(scenario.tree).tree()))
@@ -174,7 +134,7 @@ def kill_one_of_torchrun(scenario: Scenario, out: Path, rng: random.Random) -> d
         time.sleep(0.05)
     rank, after = rng.randrange(2), rng.uniform(0, 10)
     time.sleep(after)
-    found: dict[str, Any] = {"rank": rank, "after": round(after, 3), "how": "torchrun"}
+    found: Found = {"rank": rank, "after": round(after, 3), "how": "torchrun"}
     ranks = _children(process.pid)  # now: a number may soon be another process's
     if process.poll() is not None or len(ranks) < 2:
         process.communicate()
@@ -202,7 +162,7 @@ def _children(pid: int) -> list[int]:
     return [int(p) for p in subprocess.run(listed, capture_output=True).stdout.split()]
 
 
-def check(found: dict[str, Any], scenario: Scenario, out: Path, world: int) -> list[str]:
+def check(found: Found, scenario: Scenario, out: Path, world: int) -> list[str]:
     """What is wrong after a kill and after the run went on."""
     wrong = []
     if found["killed"] and (found["code"] is None or found["seconds"] > LIMIT):
@@ -230,64 +190,92 @@ def main() -> None:
     """Kill until there are enough; write what was found."""
     args = _options()
     torch.set_num_threads(1)
-    rng, began = random.Random(args.seed), time.monotonic()
-    kills: list[dict[str, Any]] = []
+    began, kills = time.monotonic(), list[Found]()
     with tempfile.TemporaryDirectory(prefix="rank-kills-") as folder:
-        data, scenarios = write_data(Path(folder) / "data.npz"), dict[tuple[str, str], Scenario]()
-        tries = 0
-        while len(kills) < args.runs:
-            name, kind = NAMED[tries % len(NAMED)], KINDS[tries // len(NAMED) % len(KINDS)]
-            tries += 1
-            scenario = scenarios.setdefault((name, kind), Scenario(name, kind, data))
-            if not scenario.expected:
-                whole = Path(folder) / f"whole-{name}-{KINDS.index(kind)}"
-                if wrong := finish(scenario, whole, 2):
-                    sys.exit(f"\nthe unkilled run of {name} failed: {wrong}")
-                scenario.expected = outcome(whole)
-            out, world = Path(folder) / f"run-{tries}", rng.choice([1, 2])
-            if len(kills) % 10 == 9:
-                kind = "accumulation, bf16, AdamW"
-                scenario = Scenario(name, kind, data)
-                scenario.tree["epochs"] = LONG
-                found = kill_one_of_torchrun(scenario, out, rng)
-            else:
-                found = kill_one(scenario, out, rng)
-            found |= {"method": name, "kind": kind, "resumed_with": world}
-            found["wrong"] = check(found, scenario, out, world)
-            kills += [found] if found["killed"] or found["wrong"] else []
+        tries = at_exchanges(args.exchanges, Path(folder)) if args.exchanges else None
+        for found in tries or itertools.islice(at_random(args.seed, Path(folder)), args.runs):
+            kills.append(found)
             bad = sum(bool(kill["wrong"]) for kill in kills)
-            text = f"\r{len(kills)} of {args.runs} runs with a rank killed, {bad} wrong"
+            text = f"\r{len(kills)} runs with a rank killed, {bad} wrong"
             print(text, end="", file=sys.stderr, flush=True)
             for line in found["wrong"]:
-                print(f"\n{name}, {kind}: {line}", file=sys.stderr)
+                print(f"\n{found['method']}, {found['kind']}: {line}", file=sys.stderr)
     print(file=sys.stderr)
     text = words(args, kills, time.monotonic() - began)
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        kept = [{k: v for k, v in kill.items() if k != "said"} for kill in kills]
+        kept = [{k: v for k, v in kill.items() if k != "said" or kill["wrong"]} for kill in kills]
         (args.out / "kills.jsonl").write_text("".join(json.dumps(k) + "\n" for k in kept))
         (args.out / "README.md").write_text(text)
     print(text)
     sys.exit(1 if any(kill["wrong"] for kill in kills) else 0)
 
 
-def words(args: argparse.Namespace, kills: list[dict[str, Any]], seconds: float) -> str:
+def at_random(seed: int, folder: Path) -> Iterator[Found]:
+    """One method after the other, killed at any moment, resumed with one process or two."""
+    rng, count = random.Random(seed), itertools.count()
+    data, scenarios = write_data(folder / "data.npz"), dict[tuple[str, str], Scenario]()
+    for tries in itertools.count():
+        name, kind = NAMED[tries % len(NAMED)], KINDS[tries // len(NAMED) % len(KINDS)]
+        scenario = scenarios.setdefault((name, kind), Scenario(name, kind, data))
+        if not scenario.expected:
+            expect(scenario, folder / f"whole-{name}-{KINDS.index(kind)}")
+        out, world = folder / f"run-{tries}", rng.choice([1, 2])
+        if (number := next(count)) % 10 == 9:
+            kind = "accumulation, bf16, AdamW"
+            scenario = Scenario(name, kind, data)
+            scenario.tree["epochs"] = LONG
+            found = kill_one_of_torchrun(scenario, out, rng)
+        else:
+            found = kill_one(scenario, out, rng)
+        found |= {"method": name, "kind": kind, "resumed_with": world}
+        found["wrong"] = check(found, scenario, out, world)
+        if found["killed"] or found["wrong"]:
+            yield found
+        else:  # it had ended before: again
+            count = itertools.count(number)
+
+
+def at_exchanges(name: str, folder: Path) -> Iterator[Found]:
+    """Each of the two killed before and after each exchange of a run; resumed with one."""
+    scenario = Scenario(name, KINDS[0], write_data(folder / "data.npz"))
+    expect(scenario, folder / "whole")
+    for rank, after in itertools.product((0, 1), (False, True)):
+        for number in itertools.count(1):
+            out = folder / f"run-{rank}-{after}-{number}"
+            found = kill_at_exchange(scenario, out, rank, after, number)
+            if not found["killed"]:
+                break  # there are no more exchanges
+            found |= {"method": name, "kind": scenario.kind, "resumed_with": 1}
+            yield found | {"wrong": check(found, scenario, out, 1)}
+
+
+def expect(scenario: Scenario, out: Path) -> None:
+    """Train it once without a kill, and remember how it ends."""
+    if wrong := finish(scenario, out, 2):
+        sys.exit(f"\nthe unkilled run of {scenario.method} failed: {wrong}")
+    scenario.expected = outcome(out)
+
+
+def words(args: argparse.Namespace, kills: list[Found], seconds: float) -> str:
     """The record on a page."""
     root = Path(__file__).parents[1]
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True)
     took = {
-        how: [k["seconds"] for k in kills if k["killed"] and k["how"] == how]
-        for how in ("forked", "torchrun")
+        kind: [k["seconds"] for k in kills if k["killed"] and k["how"] == kind]
+        for kind in ("forked", "torchrun")
     }
     ended = "; ".join(
-        f"{len(times)} {how}, the other ended after {min(times)} to {max(times)} s"
-        for how, times in took.items()
+        f"{len(times)} {kind}, the other ended after {min(times)} to {max(times)} s"
+        for kind, times in took.items()
         if times
     )
     again = [sum(k["resumed_with"] == n for k in kills) for n in (1, 2)]
+    how = f"--exchanges {args.exchanges}" if args.exchanges else ""
+    how = how or f"--runs {args.runs} --seed {args.seed}"
     return (
         f"# {len(kills)} runs of two processes, one of which was killed\n\n"
-        f"`python -m tools.rank_kills --runs {args.runs} --seed {args.seed}`: {ended}. "
+        f"`python -m tools.rank_kills {how}`: {ended}. "
         f"{again[0]} were resumed with one process and {again[1]} with two, and ended. "
         f"{sum(bool(k['wrong']) for k in kills)} went wrong.\n\n"
         f"Commit {git.stdout.strip() or None}, Python {platform.python_version()}, torch "
@@ -306,6 +294,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=3, help="how many (default 3)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")
+    parser.add_argument("--exchanges", choices=NAMED, help="at each exchange of a run of this")
     parser.add_argument("--out", type=Path, help="folder for the record")
     return parser.parse_args()
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from yopo import attacks, models, pmp
     from yopo.core.exchange import exchange_gradients
     from yopo.core.first_layer import Cut, Split
+    from yopo.core.parallel import gathered
     from yopo.core.threat import L2, Linf, Threat
     from yopo.engine.ema import EMA
     from yopo.engine.engine import Engine
@@ -59,6 +60,7 @@ __all__ = [
     "attacks",
     "evaluate",
     "exchange_gradients",
+    "gathered",
     "load",
     "models",
     "pmp",
@@ -68,6 +70,7 @@ __all__ = [
 _HOMES = {
     "core.exchange": "exchange_gradients",
     "core.first_layer": "Cut Split",
+    "core.parallel": "gathered",
     "core.threat": "L2 Linf Threat",
     "engine.ema": "EMA",
     "engine.engine": "Engine",
@@ -93,13 +96,13 @@ if not TYPE_CHECKING:  # a checker would take every name for one of ours
 
     def __getattr__(name: str) -> object:
         if name in _HOME:
-            found: object = getattr(import_module(f"yopo.{_HOME[name]}"), name)
+            value: object = getattr(import_module(f"yopo.{_HOME[name]}"), name)
         elif name in __all__:
-            found = import_module(f"yopo.{name}")
+            value = import_module(f"yopo.{name}")
         else:
             raise AttributeError(f"module 'yopo' has no attribute {name!r}")
-        globals()[name] = found
-        return found
+        globals()[name] = value
+        return value
 
     def __dir__() -> list[str]:
         return sorted([*__all__, "__version__"])

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from torch.optim import SGD
 
 import yopo
 from tests.conftest import Batch, convnet
-from tests.tiny import PATIENCE, forkserver, free_port
+from tests.tiny import PATIENCE, as_one_of, in_two
 from yopo.core import exchange
 
 # Brightness of the batch -> layers that it runs through; the fourth layer is never used.
@@ -288,9 +287,9 @@ def heard(work: Work, rank: int) -> tuple[Any, list[str]]:
 def work(rank: int, port: int, out: str) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    address = f"tcp://127.0.0.1:{port}"
+    as_one_of(2, rank, port)
     wait = timedelta(seconds=PATIENCE / 2)  # what cannot be exchanged would wait for ever
-    dist.init_process_group("gloo", address, rank=rank, world_size=2, timeout=wait)
+    dist.init_process_group("gloo", timeout=wait)
     found: dict[str, Any] = {kind: train(kind, rank) for kind in WIDTHS}
     for each in AGAINST_ONE:
         found[each.__name__] = each(rank)
@@ -309,15 +308,7 @@ def work(rank: int, port: int, out: str) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    out, port = tmp_path_factory.mktemp("exchange"), free_port()
-    context = forkserver()
-    pair = [context.Process(target=work, args=(rank, port, str(out))) for rank in (0, 1)]
-    for process in pair:
-        process.start()
-    for process in pair:
-        process.join(PATIENCE)
-        assert process.exitcode == 0
-    return [torch.load(Path(out) / f"{rank}.pt") for rank in (0, 1)]
+    return in_two(work, tmp_path_factory.mktemp("exchange"))
 
 
 def assert_both(found: list[dict[str, Any]], key: str, want: list[Tensor]) -> None:

@@ -59,7 +59,7 @@ def test_a_run_is_trained_and_evaluated(
         eps=0.05,
         device="cpu",
         progress=lambda _attack, part, _accuracy: seen.append(part),
-        found=lambda result: seen.append(result.worst),
+        show=lambda result: seen.append(result.worst),
     )
     assert found.aside is None
     assert seen[-1] == found.result.worst

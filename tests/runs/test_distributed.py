@@ -22,6 +22,7 @@ from tests.tiny import (
     BASE,
     PATIENCE,
     Silent,
+    as_one_of,
     forkserver,
     free_port,
     tiny_data,
@@ -60,12 +61,7 @@ def train_steps(out: str, over: Tree, rank: int, world: int, port: int) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     if world > 1:
-        os.environ |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-        }
+        as_one_of(world, rank, port)
     trainer = tiny_trainer(Path(out), over, Silent())
     calls = 0
     all_reduce = torch.distributed.all_reduce
@@ -179,12 +175,7 @@ def resume_in_two(out: str, over: Tree, rank: int, world: int, port: int) -> Non
     The one hardly ever saves, the other after every step, and both collapse once in the third.
     """
     torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    as_one_of(world, rank, port)
     yopo.runs.trainer.CHECK_EVERY = 1
     for name, stop_at in (("whole", None), ("pieces", (1, 3))):
         folder = Path(out).parent / name
@@ -259,12 +250,7 @@ def test_two_processes_resume_in_the_middle_of_an_epoch_exactly(
 def drift_apart(out: str, over: Tree, rank: int, world: int, port: int) -> None:
     """In the second epoch a weight of the second process, or of its average, is changed."""
     torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    as_one_of(world, rank, port)
     for every in (1, 50):  # steps between checkpoints: seen in the middle of an epoch, at its end
         for whose in ("model", "follower"):
             yopo.runs.trainer.CHECK_EVERY = every
@@ -416,8 +402,7 @@ def count_exchanges(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def meet(rank: int, killed: int, port: int, folder: Path) -> None:
     """Train as one of two without torchrun; the one is killed when both have reached the store."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    as_one_of(2, rank, port)
     with (folder / f"said by {rank}").open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -4,9 +4,12 @@ import itertools
 import re
 from contextlib import suppress
 from pathlib import Path
+from statistics import mean
 
 import pytest
+from torch import Tensor
 
+import yopo
 from tests.tiny import Silent, tiny_trainer
 from yopo.core import seals
 from yopo.runs.overlay import Tree
@@ -17,13 +20,24 @@ pytestmark = pytest.mark.usefixtures("float32")
 
 
 def test_the_loss_of_every_step_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watcher, notes = Silent(), list[str]()
+    """The mean of its epoch so far; at the last step once more, of what the device has done."""
+    watcher, notes, losses = Silent(), list[str](), list[float]()
     monkeypatch.setattr(watcher, "step", lambda *told: notes.append(told[3]))
     trainer = tiny_trainer(tmp_path, watcher=watcher)
     assert len(trainer.loader) == 5
+    real = trainer._step
+
+    def step(x: Tensor, y: Tensor, number: int) -> yopo.Step:
+        out: yopo.Step = real(x, y, number)
+        losses.append(float(out.loss))
+        return out
+
+    trainer._step = step  # type: ignore[method-assign]
     trainer.run()
-    assert len({*notes}) > 10
+    epochs = [losses[i : i + 5] for i in range(0, 15, 5)]
+    expected = [mean(epoch[:n]) for epoch in epochs for n in (1, 2, 3, 4, 5, 5)]
     assert all(re.fullmatch(r"loss \d\.\d{3}", note) for note in notes)
+    assert [float(note.split()[1]) for note in notes] == pytest.approx(expected, abs=6e-4)
 
 
 class StopsInAttack(Silent):

@@ -56,16 +56,16 @@ def parse_all(attacks: str | Sequence[str | Own]) -> list[Attack]:
     words = [word.strip() if isinstance(word, str) else word for word in words]
     if not any(words):
         raise ValueError(f"expected at least one attack, got none; there are {', '.join(EXAMPLES)}")
-    found = [parse(word) if isinstance(word, str) else _own(word) for word in words]
+    chosen = [parse(word) if isinstance(word, str) else _own(word) for word in words]
     seen: dict[tuple[object, ...], str] = {}
-    for a in found:
+    for a in chosen:
         what = (a.kind, a.steps, a.restarts, a.loss, a.stages, a.own and a.name)
         if what in seen:
             raise ValueError(
                 f"expected each attack once, got {seen[what]} and {a.name}; leave one out"
             )
         seen[what] = a.name
-    return found
+    return chosen
 
 
 def _own(function: Own) -> Attack:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from yopo.core.checks import check_targets
-from yopo.core.frozen import Network
+from yopo.core.frozen import Forward
 from yopo.core.propagation import no_logits, tensor
 
 GRAIN = 32  # images: a GPU's libraries choose kernels anew, at length, for every size of a batch
@@ -20,7 +20,7 @@ class Strongest:
     """
 
     def __init__(
-        self, f: Network, x: Tensor, y: Tensor, loss: PerSample, clean: Tensor | None = None
+        self, f: Forward, x: Tensor, y: Tensor, loss: PerSample, clean: Tensor | None = None
     ) -> None:
         self.f, self.x, self.y, self.loss = f, x, y, loss
         self.grain = GRAIN if x.is_cuda else 1

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     torch.backends.cudnn.benchmark = True
     console = Console(highlight=False, markup=False)
     with console.status("measuring"):
-        found = bench(
+        timings = bench(
             args.model,
             methods,
             batch=args.batch or (32 if device.type == "cpu" else 256),
@@ -78,21 +78,21 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
             options={} if args.width is None else {"width": args.width},
             say=lambda text: console.print(text, soft_wrap=True),
         )
-    console.print(_table(found.to_json(), narrow=console.width < WIDE))
+    console.print(_table(timings.to_json(), narrow=console.width < WIDE))
     if args.json:
-        args.json.write_text(json.dumps(found.to_json(), indent=1) + "\n")
+        args.json.write_text(json.dumps(timings.to_json(), indent=1) + "\n")
         print(f"figures: {args.json}")
     if args.picture:
-        draw(found.to_json(), args.picture)
+        draw(timings.to_json(), args.picture)
         print(f"picture: {args.picture}")
 
 
-def _table(found: dict[str, Any], *, narrow: bool = False) -> Table:
-    notes = [f"a matrix product runs at {found['product_tflops']:.3g} TFLOP/s here"]
+def _table(values: dict[str, Any], *, narrow: bool = False) -> Table:
+    notes = [f"a matrix product runs at {values['product_tflops']:.3g} TFLOP/s here"]
     notes += ["warm-up is not in the times"]
     notes += ["more columns in a wider terminal, and in --json"] if narrow else []
     table = Table(
-        title=f"{found['model']}, batch {found['batch']}, {found['precision']}, {found['device']}",
+        title=", ".join([_what(values), values["precision"], values["device"]]),
         caption="; ".join(notes),
     )
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -115,19 +115,23 @@ def _table(found: dict[str, Any], *, narrow: bool = False) -> Table:
     for name in columns:
         first = name == "method"
         table.add_column(name, justify="left" if first else "right", no_wrap=first)
-    for row in found["rows"]:
+    for row in values["rows"]:
         table.add_row(*(show(row) for show in columns.values()))
     return table
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def _what(values: dict[str, Any]) -> str:
+    return f"{values['model']}, batch {values['batch']}"
+
+
+def draw(values: dict[str, Any], path: Path) -> None:
     """Bars of the step times, the literal loops behind them."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    rows = found["rows"][::-1]
+    rows = values["rows"][::-1]
     names = [r["method"] for r in rows]
     fig, ax = plt.subplots(figsize=(8, 0.55 * len(rows) + 1.6), layout="constrained")
     literal = [r["literal"] or 0 for r in rows]
@@ -140,7 +144,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         ax.text(max(r["step"], r["literal"] or 0), i, "  " + text, va="center", fontsize=9)
     ax.set_xlim(0, 1.45 * max(max(literal), max(r["step"] for r in rows)))
     ax.set_xlabel("milliseconds a training step")
-    ax.set_title(f"{found['model']}, batch {found['batch']}, {found['device']}", loc="left")
+    ax.set_title(f"{_what(values)}, {values['device']}", loc="left")
     ax.spines[["top", "right"]].set_visible(False)
     fig.legend(frameon=False, loc="outside lower center", ncols=2)
     fig.savefig(path, dpi=150)

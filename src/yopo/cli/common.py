@@ -68,7 +68,7 @@ def say(words: object) -> None:
 
 def clean(text: str) -> str:
     """With what would steer a terminal, or turn the order of letters, written out."""
-    return STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
+    return STEERING.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 @contextmanager

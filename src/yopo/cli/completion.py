@@ -58,7 +58,7 @@ def vocabulary() -> dict[str, list[str]]:
     from yopo.cli import COMMANDS
     from yopo.runs.recipes import RECIPES
 
-    found = {}
+    after = {}
     for name in COMMANDS:
         parser = argparse.ArgumentParser()
         import_module(f"yopo.cli.{name}").options(parser)
@@ -66,5 +66,5 @@ def vocabulary() -> dict[str, list[str]]:
         for action in parser._actions:
             words += [str(c) for c in action.choices or ()] if not action.option_strings else []
             words += [w for w in action.option_strings if w.startswith("--") and "SECTION" not in w]
-        found[name] = words
-    return found
+        after[name] = words
+    return after

@@ -113,16 +113,14 @@ def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401
 
     try:
         with screen.bars, _sigterm_as_interrupt():
-            found = evaluate_run(run, attacks, progress=screen.attack, found=show, **how)
+            evaluation = evaluate_run(run, attacks, progress=screen.attack, show=show, **how)
     except KeyboardInterrupt:
         command = shlex.join(["yopo", *sys.argv[1:]])
         screen.say(f"stopped; finished batches are kept. To go on: {command}")
         sys.exit(130)
-    if found.aside is not None:
-        screen.say(
-            f"the evaluation before, which this one does not cover, is kept as {found.aside.name}"
-        )
-    screen.say(f"card: {found.files.card}")
+    if (aside := evaluation.aside) is not None:
+        screen.say(f"the evaluation before, which this one does not cover, is kept as {aside.name}")
+    screen.say(f"card: {evaluation.files.card}")
 
 
 def result_table(result: "Result") -> Table:

@@ -12,7 +12,7 @@ EXAMPLES = """examples:
   yopo ls
   yopo ls runs runs/compare
 Accuracy is of test images, clean / attacked by the training's own PGD; of a run that is not
-finished, of held-out images. What `yopo eval` found stands in `yopo report`."""
+finished, of held-out images. What `yopo eval` measured stands in `yopo report`."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -64,12 +64,12 @@ def row(run: Path) -> tuple[str, str, str, str, str]:
         return "–", "damaged", "–", age, str(run)
     done = lines[-1]["epoch"] if lines else 0
     state = "finished" if result else f"epoch {done} of {config['epochs']}"
-    measured = [line for line in lines if line.get("robust") is not None]
-    found = (result.get("best") or result["last"]) if result else None
-    if found is not None:
-        shares = [found["clean"], *(v for k, v in found.items() if k != "clean")]
+    looks = [line for line in lines if line.get("robust") is not None]
+    measured = (result.get("best") or result["last"]) if result else None
+    if measured is not None:
+        shares = [measured["clean"], *(v for k, v in measured.items() if k != "clean")]
     else:
-        shares = [measured[-1][k] for k in ("clean", "robust")] if measured else []
+        shares = [looks[-1][k] for k in ("clean", "robust")] if looks else []
     accuracy = " / ".join(f"{share:.1%}" for share in shares) or "–"
     return said(config["method"]), state, accuracy, age, str(run)
 

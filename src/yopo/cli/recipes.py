@@ -27,10 +27,10 @@ def run(_args: argparse.Namespace, rest: list[str]) -> None:
         text = alike[0][1][0]
         console.say(text if len(alike) == 1 else text.partition(":")[0])
         for name, (_, tree) in alike:
-            found = MEASURED.get(name, Measured(None, None, None, ""))
-            took = "–" if found.seconds is None else _duration(found.seconds)
+            told = MEASURED.get(name, Measured(None, None, None, ""))
+            took = "–" if told.seconds is None else _duration(told.seconds)
             clean, worst = (
-                "–" if share is None else f"{share:.1f}%" for share in (found.clean, found.worst)
+                "–" if share is None else f"{share:.1f}%" for share in (told.clean, told.worst)
             )
             network = tree["model"]["name"]
             console.print(f"  {name:24}{network:16}{took:>9}{clean:>8}{worst:>10}", soft_wrap=True)

@@ -182,9 +182,9 @@ def _attack(name: str, path: Path, more: list[str], args: argparse.Namespace) ->
             plans.append((path / LAST, ["clean", *more], args.samples))
     for target, attacks, samples in plans:
         file = path / (EVALUATION if target == path else LAST_EVALUATION)
-        found = _attacked(file, samples, step)
-        if not {*attacks} <= {*found}:
-            every = list(dict.fromkeys([*attacks, *found]))  # what is there stays there
+        met = _attacked(file, samples, step)
+        if not {*attacks} <= {*met}:
+            every = list(dict.fromkeys([*attacks, *met]))  # what is there stays there
             evaluate(
                 target,
                 ",".join(every),
@@ -206,13 +206,13 @@ def _attacked(file: Path, samples: int | None, step: float | None) -> list[str]:
     from yopo.runs.evaluating import choose_threat
 
     (run,) = read_runs([file.parent])
-    if (found := run.evaluations.get(file.name)) is None or not run.result:
+    if (there := run.evaluations.get(file.name)) is None or not run.result:
         return []
-    threat, about = choose_threat(validate(run.config)), found["about"]
+    threat, about = choose_threat(validate(run.config)), there["about"]
     images = min(samples or run.result["test_images"], run.result["test_images"])
-    if "last" not in run.weights(found) or (about["images"], about["eps"]) != (images, threat.eps):
+    if "last" not in run.weights(there) or (about["images"], about["eps"]) != (images, threat.eps):
         return []
-    met = {name: a["settings"] for name, a in found["attacks"].items()}
+    met = {name: a["settings"] for name, a in there["attacks"].items()}
     return [name for name, how in met.items() if how == settings(parse(name), threat, step)]
 
 
@@ -233,33 +233,33 @@ def _print(args: argparse.Namespace, bench: dict[str, Any] | None) -> None:
     from yopo.paper.reproduced import summary
     from yopo.paper.words import legend, notes
 
-    found = summary(args.what, args.out, bench)
+    ours = summary(args.what, args.out, bench)
     console = pages()
-    console.print(rich_table(found))
-    for note in (*legend(found), *notes(found)):
+    console.print(rich_table(ours))
+    for note in (*legend(ours), *notes(ours)):
         console.print(f"- {note}", soft_wrap=True)
     if not args.show:
-        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(ours, indent=1, ensure_ascii=False) + "\n"
         files.write_text(args.out / f"{args.what}.json", text)
         say(f"runs and {args.what}.json: {args.out}")
 
 
-def rich_table(found: "Summary") -> Table:
+def rich_table(ours: "Summary") -> Table:
     """Ours beside the paper's."""
     from yopo.paper.reproduced import OTHER
     from yopo.paper.tables import paper
     from yopo.paper.words import cells, heads
 
-    title = f"{found['table']}, {paper()['tables'][found['table']]['title']}: ours / the paper's"
-    other = any(note.startswith(OTHER) for note in found["notes"])
+    title = f"{ours['table']}, {paper()['tables'][ours['table']]['title']}: ours / the paper's"
+    other = any(note.startswith(OTHER) for note in ours["notes"])
     shown = Table(title=title + (" (not the paper's setting, see below)" if other else ""))
-    for name in heads(found):
+    for name in heads(ours):
         method = name == "method"
         shown.add_column(
             name, justify="left" if method else "right", no_wrap=method, overflow="fold"
         )
-    for row in found["rows"]:
-        words = (c if isinstance(c, str) else "\n".join(c) for c in cells(found, row))
+    for row in ours["rows"]:
+        words = (c if isinstance(c, str) else "\n".join(c) for c in cells(ours, row))
         texts = (re.sub(r"(?<=\d)–(?=\d)", " – ", text) for text in words)
         shown.add_row(*(re.sub("[;,] ", "\n", text) for text in texts))  # columns are narrow
     return shown
@@ -278,12 +278,12 @@ def _figures(args: argparse.Namespace) -> None:
         if not args.show:
             for _ in _trained(table, args.out / table, rows, args):
                 pass  # attacks are for the tables
-        found = {row: TABLES[table].folders(row, args.out / table) for row in rows}
-        missing = [row for row, folders in found.items() if not folders]
+        trained = {row: TABLES[table].folders(row, args.out / table) for row in rows}
+        missing = [row for row, folders in trained.items() if not folders]
         if missing:
             say(f"{name}: not drawn, because {table} has no run of {', '.join(missing)}")
             continue
-        runs = [timed(read_runs(list(folders.values()))) for folders in found.values()]
+        runs = [timed(read_runs(list(folders.values()))) for folders in trained.values()]
         if not all(runs):
             say(f"{name}: not drawn, because a row has no finished run whose time counts")
             continue

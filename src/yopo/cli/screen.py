@@ -4,7 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich import progress
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
 from yopo.cli.common import Terminal
@@ -48,7 +49,7 @@ class Screen:
     ) -> None:
         self.console = Terminal(quiet=quiet)
         self.title, self.epochs, self.track = title, epochs, track
-        self.bars = Progress(
+        self.bars = progress.Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[done]}"),

@@ -48,7 +48,7 @@ def _folder(text: str) -> Path:
 
 def settings_typed(rest: list[str]) -> Tree:
     """--a.b value and --a.b=value as {"a": {"b": "value"}}."""
-    found: dict[str, str] = {}
+    typed: dict[str, str] = {}
     tokens = iter(rest)
     for token in tokens:
         if not token.startswith("--"):
@@ -65,8 +65,8 @@ def settings_typed(rest: list[str]) -> Tree:
                 raise ValueError(
                     f"--{name} is for `yopo train`" if only else f"--{name} needs a value{hint}"
                 )
-        found[name] = value
-    return nested(found)
+        typed[name] = value
+    return nested(typed)
 
 
 def first_line(what: str, tree: Tree, out: Path, *, methods: str | None = None) -> None:

@@ -15,7 +15,9 @@ _LINEAR = frozenset(
     "Addmm Alias AvgPool2D AvgPool3D Bmm Clone ConstantPadNd Convolution Div Expand Flip Im2Col "
     "Mean Mm Mul Mv Neg Permute PixelUnshuffle ReflectionPad1D ReflectionPad2D "
     "Repeat ReplicationPad1D ReplicationPad2D ReshapeAlias Roll Rsub Select Slice Squeeze Sum T "
-    "ToCopy Transpose Unfold UnsafeView Unsqueeze UpsampleBilinear2D UpsampleNearest2D View".split()
+    "ToCopy Transpose Unfold UnsafeView Unsqueeze UpsampleBilinear2D UpsampleNearest2D View "
+    # Of FSDP2, which returns what it gets, and of DTensors, which change hands.
+    "RegisterPostBackwardFunction _FromTorchTensor _ToTorchTensor Redistribute".split()
 )
 # Those that stay linear when several of their inputs depend on x.
 _ADDITIVE = frozenset("Add Cat Stack Sub".split())
@@ -34,17 +36,23 @@ def walk(start: Edge, without: Edge | None = None) -> Iterator[Node]:
         seen |= following
 
 
-def is_linear(edge: Edge) -> bool:
-    """Whether every operation between the input and this value is linear in the input.
+def reaches(start: Edge, x: Tensor, without: Edge | None = None) -> bool:
+    """Whether a way leads from this value to the input x, not going through the value `without`."""
+    return any(getattr(node, "variable", None) is x for node in walk(start, without))
+
+
+def is_linear(edge: Edge, x: Tensor) -> bool:
+    """Whether every operation between the input x and this value is linear in the input.
 
     An operation not known to be linear only costs speed: the inner loop is then run in full.
     """
-    for node in walk(edge):
+    there = _behind(edge, x)
+    for node in there:
         name = node.name()
         if name.endswith("AccumulateGrad"):
             continue
         operation = name.rstrip("0123456789").removesuffix("Backward")
-        inputs = [i for i, (following, _) in enumerate(node.next_functions) if following]
+        inputs = [i for i, (following, _) in enumerate(node.next_functions) if following in there]
         if operation in _ADDITIVE:
             continue
         if operation not in _LINEAR or len(inputs) != 1:
@@ -52,6 +60,23 @@ def is_linear(edge: Edge) -> bool:
         if operation == "Div" and inputs != [0]:
             return False
     return True
+
+
+def _behind(edge: Edge, x: Tensor) -> set[Node]:
+    """The nodes between a value and x; parameters that ask for gradients have others."""
+    nodes = list(walk(edge))
+    above: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for following, _ in node.next_functions:
+            if following is not None:
+                above.setdefault(following, []).append(node)
+    found = {node for node in nodes if getattr(node, "variable", None) is x}
+    todo = list(found)
+    while todo:
+        more = [node for node in above.get(todo.pop(), []) if node not in found]
+        found |= {*more}
+        todo += more
+    return found
 
 
 def gradient_is_constant(f0: Prefix, x: Tensor) -> bool:

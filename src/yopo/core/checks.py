@@ -22,11 +22,6 @@ def check_trainable(model: nn.Module) -> None:
         raise ValueError("the model has no parameters, so there is nothing to train")
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("no parameter requires gradients; call model.requires_grad_() first")
-    if any(hasattr(p, "full_tensor") for p in model.parameters()):
-        raise ValueError(
-            "the model's parameters are DTensors, sharded by fully_shard or another plan, which is "
-            "not supported; use DistributedDataParallel"
-        )
 
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:

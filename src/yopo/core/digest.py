@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from yopo.core.parallel import whole
+
 
 def values_digest(*values: object) -> str:
     """Of tensors, by type, shape and bytes, and of other values by their repr."""
@@ -22,7 +24,7 @@ def values_digest(*values: object) -> str:
 
 def weights_digest(model: nn.Module) -> str:
     """Of all parameters and buffers with their names."""
-    return values_digest(*(part for item in model.state_dict().items() for part in item))
+    return values_digest(*(part for k, v in model.state_dict().items() for part in (k, whole(v))))
 
 
 def tensors_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

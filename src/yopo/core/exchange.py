@@ -1,6 +1,5 @@
 """Gradients between processes: one exchange for each optimizer step, and who takes care of it."""
 
-import hashlib
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -11,10 +10,10 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
-from yopo.core.digest import raw
+from yopo.core.digest import values_digest
+from yopo.core.parallel import in_group, is_shard, is_spread, parallel, surrounding
 
 _exchanging: WeakSet[Optimizer] = WeakSet()  # before each step
 _compared: WeakSet[Optimizer] = WeakSet()  # whose weights were seen to be the same everywhere
@@ -36,7 +35,7 @@ def exchange_gradients(optimizer: Optimizer) -> Callable[[], None]:
         optimizer = inner  # Lightning and others wrap it
     if isinstance(optimizer, LBFGS):
         raise ValueError("LBFGS tries as many steps as the loss of each process asks for; use SGD")
-    if any(_is_sharded(p) for p in _parameters(optimizer)):
+    if any(is_shard(p) for p in _parameters(optimizer)):
         raise ValueError(
             "the optimizer's parameters are DTensors, whose gradients are exchanged in backward(); "
             "leave exchange_gradients out"
@@ -74,14 +73,11 @@ def watch(model: nn.Module) -> None:
 
 def differing(tensors: Iterable[Tensor]) -> list[int]:
     """The processes whose tensors are not, bit for bit, those of the first; all must ask."""
-    sha = hashlib.sha256()
-    for tensor in tensors:
-        sha.update(raw(tensor))
-    digest = torch.tensor(list(sha.digest()), dtype=torch.uint8)
+    digest = torch.tensor(list(bytes.fromhex(values_digest(*tensors))), dtype=torch.uint8)
     digest = digest.cuda() if dist.get_backend() == "nccl" else digest
-    found = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, digest)
-    return [rank for rank, other in enumerate(found) if not torch.equal(other, found[0])]
+    digests = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
+    dist.all_gather(digests, digest)
+    return [rank for rank, other in enumerate(digests) if not torch.equal(other, digests[0])]
 
 
 def _before_step(
@@ -111,7 +107,7 @@ def _exchange(optimizer: Optimizer) -> None:
     Which parameters have one may differ, where a branch depends on the data. A gradient that no
     process has stays None, so that the optimizer passes over it as in one process.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not in_group():
         return
     if optimizer not in _compared:
         if differing(_parameters(optimizer)):
@@ -140,25 +136,18 @@ def _exchange(optimizer: Optimizer) -> None:
 
 
 def _is_several() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return in_group() and dist.get_world_size() > 1
 
 
 def _is_taken_care_of(model: nn.Module) -> bool:
     """Whether DistributedDataParallel, sharding or our exchange averages its gradients."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
-    kinds: tuple[Any, ...] = (DistributedDataParallel,)
-    if fsdp is not None:
-        kinds += (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
-    if any(isinstance(module, kinds) for module in model.modules()):
+    old = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
+    if old and any(isinstance(m, old.FullyShardedDataParallel) for m in model.modules()):
         return True
-    if any(_is_sharded(p) for p in model.parameters()):
+    if surrounding() or parallel(model) or is_spread(model):
         return True
     own = {id(p) for p in model.parameters()}
     return any(id(p) in own for optimizer in _exchanging for p in _parameters(optimizer))
-
-
-def _is_sharded(p: Tensor) -> bool:
-    return hasattr(p, "full_tensor")
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -15,7 +15,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from yopo.core.affine import Edge, gradient_is_constant, is_linear, walk
+from yopo.core.affine import Edge, gradient_is_constant, is_linear, reaches
 from yopo.core.frozen import (
     Frozen,
     RngState,
@@ -26,6 +26,7 @@ from yopo.core.frozen import (
     rng_state,
     uncompiled,
 )
+from yopo.core.parallel import fsdp
 from yopo.core.propagation import (
     NO_WAY_BACK,
     Objective,
@@ -139,7 +140,7 @@ class Split:
             random = random or not torch.equal(rng[1], drawn[1])
         # Where f0 draws, another draw may take another way (stochastic depth).
         f0 = _F0(call.module, frozen, rng)
-        affine = not random and is_linear(call.edge) and gradient_is_constant(f0, x)
+        affine = not random and is_linear(call.edge, x) and gradient_is_constant(f0, x)
         return Cut(call.name, call.module, affine, random)
 
 
@@ -192,12 +193,56 @@ class _F0:
             raise Stopped(output)
 
         rng = forked_rng(x, self.rng) if self.rng else nullcontext()
-        with rng, self.module.register_forward_hook(stop), eager(self.eager):
+        ending = _ending_properly(model, self.module)
+        with rng, self.module.register_forward_hook(stop), ending, eager(self.eager):
             try:
                 model(x.clone())  # a copy: see propagate
             except Stopped as reached:
                 return reached.output
         raise ValueError("the first layer was not called in this forward pass")
+
+
+@contextmanager
+def _ending_properly(model: nn.Module, module: nn.Module) -> Iterator[None]:
+    """Let what FSDP2 does after a forward pass be done around `module`, too, when it is left.
+
+    Each module around it that FSDP2 gathers returns the value, as if it were its own; once torch
+    has seen to its weights, the value goes further out.
+    """
+    with ExitStack() as stack:
+        for around in fsdp(model.modules()):
+            if around is not module and any(m is module for m in around.modules()):
+                stack.enter_context(_passing_on(around))
+        yield
+
+
+@contextmanager
+def _passing_on(around: nn.Module) -> Iterator[None]:
+    forward, own_forward = around.forward, around.__dict__.get("forward")
+    stopped = False
+
+    def caught(*args: object, **kwargs: object) -> object:
+        nonlocal stopped
+        stopped = False
+        try:
+            return forward(*args, **kwargs)
+        except Stopped as reached:
+            stopped = True
+            return reached.output
+
+    def further(_module: nn.Module, _args: object, output: Tensor) -> None:
+        if stopped:
+            raise Stopped(output)
+
+    around.__dict__["forward"] = caught
+    try:
+        with around.register_forward_hook(further):
+            yield
+    finally:
+        if own_forward is None:
+            del around.__dict__["forward"]
+        else:
+            around.__dict__["forward"] = own_forward
 
 
 @contextmanager
@@ -257,23 +302,18 @@ def _record(model: nn.Module, x: Tensor) -> tuple[list[_Call], IsCut]:
         logits = Frozen(model)(x.clone())
     if not isinstance(logits, Tensor):
         raise ValueError(no_logits(logits))
-    if logits.grad_fn is None:
+    if logits.grad_fn is None or not reaches(end := (logits.grad_fn, logits.output_nr), x):
         raise ValueError(NO_WAY_BACK)
-    end = (logits.grad_fn, logits.output_nr)
 
     def is_cut(call: _Call, _alive: Tensor = logits) -> bool:  # nodes may not outlive the graph
         if call.edge is None:
             return False
-        if call.edge == end and not is_linear(end):  # f0 would be the whole network
+        if call.edge == end and not is_linear(end, x):  # f0 would be the whole network
             return False
         alone = sum(other.module is call.module for other in calls) == 1
-        return alone and not _reaches(end, x, without=call.edge)
+        return alone and not reaches(end, x, without=call.edge)
 
     return calls, is_cut
-
-
-def _reaches(start: Edge, x: Tensor, without: Edge) -> bool:
-    return any(getattr(node, "variable", None) is x for node in walk(start, without))
 
 
 def _first_cut(calls: list[_Call], is_cut: IsCut) -> _Call | None:

@@ -12,7 +12,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
-Network = Callable[[Tensor], Tensor]
+from yopo.core.parallel import Exchanges, Gradients, fsdp, is_spread, parallel
+
+Forward = Callable[[Tensor], Tensor]
 RngState = tuple[Tensor, Tensor | None]  # CPU, CUDA
 T = TypeVar("T")
 
@@ -28,18 +30,21 @@ class Frozen:
     copy, so that BatchNorm in training mode writes its running statistics there. Both are put back
     afterwards, whatever happens. Nothing else is touched, but in a compiled network: there views
     stand in the parameters' places, too, because torch before 2.13 does not see that a flag
-    changed, and would give the next pass, for the weights, code without their gradients. Not
-    through DistributedDataParallel, which has nothing to exchange and would count the pass as a
-    step.
+    changed, and would give the next pass, for the weights, code without their gradients. Parameters
+    that are spread over processes keep their flag: FSDP2 takes it over when it first gathers. Not
+    through DistributedDataParallel around the model, which has nothing to exchange and would count
+    the pass as a step; nothing inside the model exchanges anything.
     """
 
     def __init__(self, model: nn.Module) -> None:
         if isinstance(model, DistributedDataParallel):
             model = model.module
         self._model = model
-        self._parameters = list(model.parameters())
+        spread = is_spread(model)
+        self._parameters = [] if spread else list(model.parameters())
         self._modules = list(model.modules())
-        self._compiled = has_compiled_parts(model)
+        self._exchanges = Exchanges(self._modules)
+        self._compiled = has_compiled_parts(model) and not spread
         moved = _moved(self._modules)
         self._moves = [any(id(b) in moved for b in m._buffers.values()) for m in self._modules]
         self._copies = _copies(self._modules)
@@ -70,8 +75,12 @@ class Frozen:
             pairs = zip(copies, self._moves, strict=True)
             copies = [_cloned(c, memo) if moves else c for c, moves in pairs]
         views = _views(self._modules) if self._compiled else nullcontext()
-        with uncached(), _no_gradients(self._parameters), views, _exchanged(self._modules, copies):
-            return work(self._model)
+        frozen, alone = _no_gradients(self._parameters), self._exchanges.off()
+        with uncached(), alone, frozen, views, _exchanged(self._modules, copies):
+            try:
+                return work(self._model)
+            finally:
+                self._exchanges.free()
 
 
 def _copies(
@@ -242,22 +251,22 @@ def _drops_things(module: nn.Module) -> bool:
     return train is not nn.Module.train and "mode" in inspect.signature(train).parameters
 
 
-def parallel(model: nn.Module) -> list[DistributedDataParallel]:
-    """Those of its modules that exchange gradients between processes."""
-    return [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
-
-
 @contextmanager
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
     """Add the gradients found in the block to .grad if it succeeds; leave .grad alone if not."""
+    if parallel(model) or fsdp(model.modules()):
+        # What was left there without an exchange is exchanged with what is found, so it stays.
+        kept = Gradients(model)
+        try:
+            yield
+        except BaseException:
+            kept.put_back()
+            raise
+        return
     parameters = [p for p in model.parameters() if p.requires_grad]
     before = [p.grad for p in parameters]
-    exchanged = bool(parallel(model))
-    if exchanged:  # what no_sync() left in .grad is exchanged with what is found, so it stays there
-        before = [None if grad is None else grad.clone() for grad in before]
-    else:
-        for p in parameters:
-            p.grad = None
+    for p in parameters:
+        p.grad = None
     try:
         yield
     except BaseException:
@@ -265,7 +274,7 @@ def all_or_nothing(model: nn.Module) -> Iterator[None]:
             p.grad = grad
         raise
     for p, grad in zip(parameters, before, strict=True):
-        if grad is not None and not exchanged:
+        if grad is not None:
             p.grad = grad if p.grad is None else grad.add_(p.grad)
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from yopo.core.frozen import Frozen, Network
+from yopo.core.frozen import Forward, Frozen
 from yopo.core.threat import Threat
 
 Objective = Callable[[Tensor], Tensor]  # logits (B, C) -> scalar
@@ -94,7 +94,7 @@ class Propagation:
     f0: Prefix | None = None  # with p
 
 
-def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:
+def propagate(f: Forward, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:
     """Propagate x (B, ...) forward through f, and objective(f(x)) back to x.
 
     `weights` times the weight gradient is added to .grad; None, with a frozen f, computes none.
@@ -102,7 +102,7 @@ def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | N
     """
     x = x.detach().requires_grad_()
 
-    def work(network: Network) -> Propagation:
+    def work(network: Forward) -> Propagation:
         with torch.enable_grad():
             # A copy: the model may write into its input, and autocast would take a leaf for a
             # weight and keep its cast.
@@ -124,7 +124,7 @@ def propagate(f: Network, x: Tensor, objective: Objective, *, weights: float | N
 
 
 def backpropagate(
-    f: Network, x: Tensor, objective: Objective, *, weights: float = 1.0
+    f: Forward, x: Tensor, objective: Objective, *, weights: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """Add `weights` times ∂objective(f(x))/∂θ to .grad; return loss and logits."""
     with torch.enable_grad():
@@ -134,12 +134,12 @@ def backpropagate(
     return loss.detach(), logits.detach()
 
 
-def differentiate(f: Network, loss: Tensor) -> None:
+def differentiate(f: Forward, loss: Tensor) -> None:
     """Add ∂loss/∂θ to .grad, as the network does it."""
     passes_of(f).weight_pass(loss, None)
 
 
-def passes_of(f: Network) -> Passes:
+def passes_of(f: Forward) -> Passes:
     """The network's own passes if it has some."""
     return f if isinstance(f, Passes) else PLAIN
 

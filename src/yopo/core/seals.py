@@ -37,19 +37,19 @@ def read_lines(path: Path) -> tuple[list[Any], str | None]:
 
     A process that is killed while it writes leaves half a line; damage elsewhere is refused.
     """
-    found: list[Any] = []
+    lines: list[Any] = []
     texts = files.read_text(path).split("\n")
     for number, text in enumerate(texts, 1):
         if number == len(texts) and not text:  # after the last line's end
             break
         where = f"line {number} of {path}"
         try:
-            found.append(open_line(text, where))
+            lines.append(open_line(text, where))
         except ValueError as error:
             if number == len(texts):
-                return found, f"{where} is cut off and was left out ({error})"
+                return lines, f"{where} is cut off and was left out ({error})"
             raise
-    return found, None
+    return lines, None
 
 
 def open_line(text: str, where: str) -> Any:  # noqa: ANN401

@@ -32,8 +32,8 @@ def load_weights(path: Path) -> Tensors:
     """Read a safetensors file, if its checksum agrees; a pickle is refused unread."""
     words = _metadata(path)
     state = load_tensors(path)
-    found = words.pop(seals.KEY, None)
-    if found is not None and found != tensors_digest(state, words):
+    seal = words.pop(seals.KEY, None)
+    if seal is not None and seal != tensors_digest(state, words):
         raise ValueError(f"{path.name} was damaged: its checksum does not fit")
     return state
 

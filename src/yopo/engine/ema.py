@@ -6,15 +6,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from yopo.core.parallel import fsdp, part
+
 
 class EMA:
     """`model` is a copy of the network that follows it slowly.
 
     The decay grows to its full value over the first steps, so that the initial weights are soon
-    forgotten. BatchNorm's statistics are averaged too; other buffers are those of the network.
+    forgotten. BatchNorm's statistics are averaged too; other buffers are those of the network. For
+    a network that `fully_shard` is to spread, make this first, and spread `model` in the same way.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
+        if fsdp(model.modules()):
+            raise ValueError(
+                "fully_shard has spread the network, and what it spread cannot be copied; make the "
+                "EMA before it, and give its .model to fully_shard in the same way"
+            )
         self.decay = decay
         self.model = copy.deepcopy(model).requires_grad_(False)
         self._of = model
@@ -27,6 +35,8 @@ class EMA:
 
     def pair(self) -> None:
         """Look for the network's tensors anew: model.to(...) gives it others."""
+        for module in fsdp([*self.model.modules(), *self._of.modules()]):
+            module.reshard()  # a forward pass may have left weights of the one whole
         averages, copies = _tensors(self.model)
         values, others = _tensors(self._of)
         self._pairs = list(zip(averages, values, strict=True))
@@ -57,5 +67,5 @@ def _tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     buffers = (b for m in norms for b in m.buffers(recurse=False))
     statistics = {id(b) for b in buffers if b.is_floating_point()}
     averaged = [*model.parameters(), *(b for b in model.buffers() if id(b) in statistics)]
-    averaged = [t.detach() for t in averaged if t.is_floating_point() or t.is_complex()]
+    averaged = [part(t.detach()) for t in averaged if t.is_floating_point() or t.is_complex()]
     return averaged, [b for b in model.buffers() if id(b) not in statistics]

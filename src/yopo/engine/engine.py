@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from yopo.core.checks import check_choice, check_optimizer
 from yopo.core.exchange import exchanges, watch
-from yopo.core.frozen import parallel
+from yopo.core.parallel import is_spread, parallel
 from yopo.engine.capture import Capture, Rehearsal
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
@@ -200,6 +200,9 @@ class Engine:
             self.ema.pair()  # the network may have been converted since
         if parallel(self.method.model):
             self._say_once("plain steps: DistributedDataParallel exchanges gradients in backward()")
+            return
+        if is_spread(self.method.model):
+            self._say_once("plain steps: the network's weights are spread over processes")
             return
         if exchanges(self.optimizer):
             self._say_once(

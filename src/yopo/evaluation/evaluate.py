@@ -1,6 +1,7 @@
 """`yopo.evaluate`: attacks on a data set, checks, and a result to quote."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from yopo.core.checks import (
 )
 from yopo.core.digest import values_digest, weights_digest
 from yopo.core.frozen import Frozen, eval_mode
+from yopo.core.parallel import on_gathered
 from yopo.core.propagation import no_logits
 from yopo.core.threat import Threat
 from yopo.evaluation.card import norm, provenance, settings
@@ -34,6 +36,7 @@ from yopo.evaluation.warnings import SAMPLE, Suspicion, after, before
 Batches = Iterable[Sequence[Tensor]]
 
 
+@on_gathered
 def evaluate(
     model: nn.Module,
     data: Batches | tuple[Tensor, Tensor],
@@ -69,12 +72,8 @@ def evaluate(
     and its accuracy so far.
     about: words for the card: "model", "data", "weights".
     """
-    check_module(model)
-    check_threat(threat)
+    step = _checked(model, threat, batch, precision, step)
     chosen = parse_all(attacks)
-    check_at_least("batch", batch, 1)
-    check_choice("precision", precision, ("float32", "tf32", "bf16"))
-    step = None if step is None else check_step(step)
     x, y = gather(data, samples)
     if stages := [stage for attack in chosen for stage in attack.stages]:
         autoattack.check(threat, x.shape, stages)
@@ -83,45 +82,50 @@ def evaluate(
     classes = check_data(net, images)
     chosen = [autoattack.for_classes(attack, classes) for attack in chosen]
     warnings = suspicious(net, images, threat, chosen, step) if checks else []
-    sha, seen = weights_digest(model), values_digest(x, y)
+    digests = {"weights_sha256": weights_digest(model), "images_sha256": values_digest(x, y)}
     journal = None
     if state is not None:
-        identity = values_digest(sha, seen, told(threat), seed, precision, batch, step)
+        identity = values_digest(*digests.values(), told(threat), seed, precision, batch, step)
         journal = Journal(Path(state), identity, examples)
         journal.meet(_answers(net, images))
     if compile:
         net.speed_up()
-    outcomes = run(
-        net,
-        images,
-        threat,
-        chosen,
-        batch=batch,
-        seed=seed,
-        step=step,
-        examples=examples,
-        memory=journal,
-        progress=progress,
-    )
+    attack = partial(run, net, images, threat, chosen, batch=batch, seed=seed, step=step)
+    outcomes = attack(examples=examples, memory=journal, progress=progress)
     if checks:
         warnings += after(_separate(outcomes), y.cpu(), classes, threat)
-    facts: dict[str, Any] = {
+    facts = {"images": len(x), "seed": seed, "batch": batch, "precision": precision} | digests
+    facts |= _facts(model, net.device, threat, chosen, step) | dict(about or {})
+    return Result(outcomes, facts, tuple(warnings), journal.clear if journal else lambda: None)
+
+
+def _checked(
+    model: nn.Module, threat: Threat, batch: int, precision: str, step: float | None
+) -> float | None:
+    """The step, if all of it will do."""
+    check_module(model)
+    check_threat(threat)
+    check_at_least("batch", batch, 1)
+    check_choice("precision", precision, ("float32", "tf32", "bf16"))
+    return None if step is None else check_step(step)
+
+
+def _facts(
+    model: nn.Module,
+    device: torch.device,
+    threat: Threat,
+    attacks: Sequence[Attack],
+    step: float | None,
+) -> dict[str, Any]:
+    """What the card says, unless the caller knows better."""
+    return {
         "data": "given by the caller",
-        "images": len(x),
-        "images_sha256": seen,
         "threat": norm(threat),
         "eps": threat.eps,
-        "settings": {a.name: settings(a, threat, step) for a in chosen},
+        "settings": {a.name: settings(a, threat, step) for a in attacks},
         "weights": "as given by the caller",
-        "weights_sha256": sha,
-        "precision": precision,
-        "seed": seed,
-        "batch": batch,
-        **provenance(model, net.device, chosen),
-        **(about or {}),
+        **provenance(model, device, attacks),
     }
-    forget = journal.clear if journal else lambda: None
-    return Result(outcomes, facts, tuple(warnings), forget)
 
 
 def gather(data: Batches | tuple[Tensor, Tensor], samples: int | None) -> tuple[Tensor, Tensor]:

@@ -158,11 +158,11 @@ def _callers(name: str, attack: Own, net: Network, threat: Threat, seed: int) ->
             with torch.enable_grad(), eval_mode(net):
                 return attack(net, x.clone(), y.clone(), threat, generator)
 
-        found = Frozen(net).run(work)  # of its own: the attack may move what this one holds
-        if not isinstance(found, Tensor) or found.shape != x.shape:
-            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        images = Frozen(net).run(work)  # of its own: the attack may move what this one holds
+        if not isinstance(images, Tensor) or images.shape != x.shape:
+            got = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
             raise ValueError(f"expected {name} to return images {tuple(x.shape)}, got {got}")
-        eta = found.detach().to(x) - x
+        eta = images.detach().to(x) - x
         inside = threat.project(eta, x)
         if not (moved := float((inside - eta).abs().max())) <= ROUNDING:  # NaN too
             raise ValueError(

@@ -27,11 +27,12 @@ from yopo.core.frozen import (
     eval_mode,
     forked_rng,
     made_of,
-    parallel,
     uncached,
     uncompiled,
 )
+from yopo.core.handed import handed, put_aside
 from yopo.core.losses import Loss
+from yopo.core.parallel import parallel
 from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
 
@@ -55,7 +56,8 @@ class Step:
 class Method(ABC):
     """A way to train. `backward` fills .grad of the model's parameters.
 
-    Else it changes only what any training pass does, BatchNorm's statistics; Free also steps its
+    `loss = method(x, y)` is the same as a loss, for frameworks that call `loss.backward()`. Else
+    it changes only what any training pass does, BatchNorm's statistics; Free also steps its
     optimizer. The class attributes, `cut`, `settings`, `on`, `run`, `state_dict` and
     `load_state_dict` are all that the engine, the trainer and checkpoints ask of a method.
     """
@@ -79,6 +81,7 @@ class Method(ABC):
         self.loss: Loss = F.cross_entropy if loss is None else loss
         self._classes: int | None = None
         self._made_of: tuple[nn.Module, ...] = ()
+        self.last: Step | None = None  # of the last `method(x, y)`
 
     def __repr__(self) -> str:
         """As YOPO(ResNet, Linf(eps=8/255, step=2/255), m=5, n=3, grad_at='after')."""
@@ -93,6 +96,37 @@ class Method(ABC):
         eta: where the perturbation starts; by default each method's own start.
         """
         watch(self.model)
+        return self._step(x, y, eta)
+
+    def __call__(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Tensor:
+        """A loss () whose backward() adds to .grad what `backward` would have added.
+
+        It may be scaled, divided and summed like any other, and hands out its gradients once.
+        Nothing is in .grad before that. What the method did besides is in `last`.
+        """
+        if self.optimizer is not None:
+            raise ValueError(
+                f"{type(self).__name__} steps its optimizer inside a batch, so that no one loss "
+                "has its gradient; use method.backward(x, y) in a loop of your own"
+            )
+        if not torch.is_grad_enabled():
+            raise ValueError(
+                "method(x, y) is a loss to call backward() on, and gradients are switched off "
+                "here; to measure a network, use yopo.evaluate"
+            )
+        watch(self.model)
+        self.last = None  # its tensors make room for the next
+        with put_aside(self.model, self._trained()) as pairs:
+            self.last = self._step(x, y, eta)
+        return handed(self.model, self.last.loss, pairs)
+
+    def _trained(self) -> list[nn.Parameter]:
+        """What may get a gradient: the network's parameters, and the loss's if it is a module."""
+        of_loss = self.loss.parameters() if isinstance(self.loss, nn.Module) else ()
+        return list({id(p): p for p in (*self.model.parameters(), *of_loss)}.values())
+
+    def _step(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
+        """`backward` without a look at who exchanges gradients."""
         with uncached():
             self.prepare(x, y)
             if eta is not None:

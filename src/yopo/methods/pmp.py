@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from yopo.core.checks import check_at_least, check_choice, check_positive
-from yopo.core.frozen import parallel
 from yopo.core.losses import Loss
+from yopo.core.parallel import is_spread, parallel
 from yopo.core.propagation import ATTACK_ONLY, FULL
 from yopo.core.threat import Threat
 from yopo.methods.base import AdversarialMethod, Step
@@ -56,6 +56,11 @@ class PMP(AdversarialMethod):
             raise ValueError(
                 "PMP fills .grad itself, so DistributedDataParallel would exchange nothing; give "
                 "it model.module, and average .grad over the processes before optimizer.step()"
+            )
+        if is_spread(model):
+            raise ValueError(
+                "PMP fills .grad itself, which weights spread by fully_shard or tensor parallelism "
+                "do not take; give it a network that each process has whole"
             )
         check_at_least("m", m, 1)
         check_at_least("n", n, 1)

@@ -87,14 +87,14 @@ class Entry:
         if not isinstance(self.given, str):
             return self.given
         home, _, name = self.given.partition(".")
-        found: type[Method] = getattr(import_module(f"yopo.methods.{home}"), name)
-        return found
+        cls: type[Method] = getattr(import_module(f"yopo.methods.{home}"), name)
+        return cls
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The settings: what is plain in the class's signature."""
-        found = inspect.signature(self.method, eval_str=True).parameters
-        own = {name: p for name, p in found.items() if name not in HANDED}
+        signature = inspect.signature(self.method, eval_str=True).parameters
+        own = {name: p for name, p in signature.items() if name not in HANDED}
         for name, p in own.items():
             if p.kind is not p.KEYWORD_ONLY or p.default is p.empty or p.annotation is p.empty:
                 raise ValueError(
@@ -122,13 +122,13 @@ class Entry:
 
     def read(self, spec: str) -> dict[str, Any] | None:
         """The settings that a spec gives, or None if it is not this method's."""
-        found = re.fullmatch(self.pattern, spec)
-        given = found.groupdict() if found else {}
+        match = re.fullmatch(self.pattern, spec)
+        given = match.groupdict() if match else {}
         end = given.get(self.ending) if self.ending else None
         if end is not None and end not in self.endings:
             return None
         values = {k: int(v) if k in self.numbers else v for k, v in given.items() if v is not None}
-        return values if found else None
+        return values if match else None
 
     def build(
         self,
@@ -167,8 +167,8 @@ def read(spec: str) -> tuple[Entry, dict[str, Any]]:
     for entry in ENTRIES.values():
         if (given := entry.read(spec)) is not None:
             return entry, given
-    found = re.fullmatch(r"([a-z-]*[a-z])(?:-\d+)*", spec)
-    name = found[1] if found else spec
+    match = re.fullmatch(r"([a-z-]*[a-z])(?:-\d+)*", spec)
+    name = match[1] if match else spec
     near = difflib.get_close_matches(name, ENTRIES, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near and near[0] != name else ""
     examples = ", ".join(entry.example for entry in ENTRIES.values())

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from yopo.core.checks import check_at_least, check_choice
-from yopo.core.frozen import Frozen, Network, eval_mode
+from yopo.core.frozen import Forward, Frozen, eval_mode
 from yopo.core.losses import Loss, consistency
+from yopo.core.parallel import unexchanged
 from yopo.core.propagation import (
     ATTACK_ONLY,
     FORWARD,
@@ -62,7 +63,7 @@ class TRADES(AdversarialMethod):
         return Step(loss, logits, eta, FORWARD + self.steps * ATTACK_ONLY + 2 * FULL)
 
 
-def consistency_with(f: Network, x: Tensor) -> Objective:
+def consistency_with(f: Forward, x: Tensor) -> Objective:
     """𝓛(f(x), ·) with the clean predictions held fixed."""
     with torch.no_grad():
         clean = f(x.clone())  # a copy: see propagate
@@ -74,7 +75,8 @@ def trades_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Add ∇θ [loss(f(x), y) + beta·𝓛(f(x), f(x + eta))] to .grad; return it and f(x + eta)."""
     with torch.enable_grad():
-        clean = tensor(model(x.clone()))
+        with unexchanged(model):  # the backward pass of both is the second one's
+            clean = tensor(model(x.clone()))
         natural = scalar(loss(clean, y))  # now: it may read what the model kept of this pass
         logits = tensor(model(x + eta))
         total = natural + beta * consistency(logits, clean)

@@ -9,6 +9,7 @@ from yopo.core.checks import check_at_least, check_choice
 from yopo.core.first_layer import Split
 from yopo.core.hamiltonian import ascend
 from yopo.core.losses import Loss
+from yopo.core.parallel import unexchanged
 from yopo.core.propagation import ATTACK_ONLY, FULL, Objective, backpropagate
 from yopo.core.threat import Threat
 from yopo.methods.base import AdversarialMethod, Step
@@ -74,18 +75,20 @@ class YOPO(AdversarialMethod):
     def _after(self, x: Tensor, y: Tensor, eta: Tensor) -> Step:
         """U = 1/m Σ_j ∇θ loss(x + eta^{j,n}); the pass that gives it gives the next p as well."""
         objective, total = self._objective(y), torch.zeros((), device=x.device)
-        eta, _, _ = self._round(x, eta, objective, weights=None)  # eta^{1,n}
-        for _ in range(self.m - 1):
-            eta, loss, _ = self._round(x, eta, objective, weights=1 / self.m)  # ∇θ at eta^{j,n}
-            total = total + loss
+        with unexchanged(self.model):
+            eta, _, _ = self._round(x, eta, objective, weights=None)  # eta^{1,n}
+            for _ in range(self.m - 1):
+                eta, loss, _ = self._round(x, eta, objective, weights=1 / self.m)  # ∇θ at eta^{j,n}
+                total = total + loss
         loss, logits = backpropagate(self.model, x + eta, objective, weights=1 / self.m)
         return Step((total + loss) / self.m, logits, eta, ATTACK_ONLY + self.m * FULL)
 
     def _before(self, x: Tensor, y: Tensor, eta: Tensor) -> Step:
         """U = 1/m Σ_j ∇θ loss(x + eta^{j,0}), from the very passes that give p."""
         objective, total = self._objective(y), torch.zeros((), device=x.device)
-        for _ in range(self.m):
-            eta, loss, logits = self._round(x, eta, objective, weights=1 / self.m)
+        for j in range(self.m):
+            with unexchanged(self.model, j < self.m - 1):
+                eta, loss, logits = self._round(x, eta, objective, weights=1 / self.m)
             total = total + loss
         return Step(total / self.m, logits, eta, self.m * FULL)
 

@@ -108,7 +108,7 @@ class Chain:
         self._known = True
 
 
-class Watched:
+class Segmented:
     """A model cut where some modules end; the last layer ends with the model."""
 
     def __init__(self, model: nn.Module, x: Tensor, cuts: Sequence[Cut]) -> None:
@@ -198,7 +198,7 @@ def layers_of(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -
         return Chain(*_grouped(children, names))
     if len(set(names)) < len(names):
         raise ValueError(f"expected different names, got {', '.join(names)}")
-    return Watched(model, x, cuts)
+    return Segmented(model, x, cuts)
 
 
 def in_a_row(model: nn.Module) -> list[tuple[str, nn.Module]]:

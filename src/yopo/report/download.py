@@ -56,19 +56,19 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
             (f"pgd-{run.config['evaluate']['steps']}", "robust"),
         ):
             spent = {k: line.get(k) for k in ("epoch", "images", "train_seconds", "propagations")}
-            found = {
+            told = {
                 "attack": attack,
                 "eps": run.config["threat"]["eps"],
                 "accuracy": line.get(key),
             }
-            yield who | {"from": "held-out images"} | spent | found
+            yield who | {"from": "held-out images"} | spent | told
     for e in run.ranked:
         about, weights = e["about"], " = ".join(sorted(run.weights(e)))
         what = {"from": "test images", "weights": weights, "eps": about["eps"]}
         for attack, a in (e["attacks"] | {"worst case": e["worst"]}).items():
             low, high = a["interval"]
-            found = {"attack": attack, "accuracy": a["accuracy"], "low": low, "high": high}
-            yield who | what | {"images": about["images"]} | found
+            told = {"attack": attack, "accuracy": a["accuracy"], "low": low, "high": high}
+            yield who | what | {"images": about["images"]} | told
 
 
 def _cell(value: object) -> object:

@@ -114,11 +114,11 @@ def shown(strip: Strip) -> dict[str, Any]:
 def choose(labels: Tensor) -> Tensor:
     """Rows of eight images (N,), as many classes as there are, in order."""
     seen: Counter[int] = Counter()
-    rank = []
+    nth = []
     for label in labels.tolist():
-        rank.append(seen[label])
+        nth.append(seen[label])
         seen[label] += 1
-    order = sorted(range(len(rank)), key=lambda i: rank[i])  # of equal ones the first
+    order = sorted(range(len(nth)), key=lambda i: nth[i])  # of equal ones the first
     return torch.tensor(sorted(order[:8]), dtype=torch.long)
 
 

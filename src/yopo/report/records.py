@@ -203,7 +203,7 @@ def _read(folder: Path, name: str) -> Run:
         {},
         torn,
     )
-    found = {path.name: read_evaluation(path) for path in evaluations_in(folder)}
+    written = {path.name: read_evaluation(path) for path in evaluations_in(folder)}
     # An evaluation that was set aside, of weights that are gone, is history.
-    counted = {f: e for f, e in found.items() if f in EVALUATIONS or run.weights(e)}
+    counted = {f: e for f, e in written.items() if f in EVALUATIONS or run.weights(e)}
     return replace(run, evaluations=counted)

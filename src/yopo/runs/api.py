@@ -255,7 +255,7 @@ def evaluate_run(
     data_root: Path | None = None,
     data_path: Path | None = None,
     progress: Tell | None = None,
-    found: Callable[[Result], None] | None = None,
+    show: Callable[[Result], None] | None = None,
 ) -> Evaluation:
     """Attack the network of a run folder, or of a weights file, on its test set; write the result.
 
@@ -263,24 +263,17 @@ def evaluate_run(
     all by default. eps: by default the run's. step, batch, precision, compile, progress: as in
     `yopo.evaluate`. examples: write the images found, too. trust, model_name, data_root, data_path:
     see `yopo.runs.saved.find`; without the first two only our own networks and timm's are built.
-    found: is given the result before it is written.
+    show: is given the result before it is written.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
+    where = {"data_root": data_root, "data_path": data_path}
     saved = evaluating.check(
-        run,
-        attacks,
-        weights=weights,
-        eps=eps,
-        trust=trust,
-        model_name=model_name,
-        data_root=data_root,
-        data_path=data_path,
+        run, attacks, weights=weights, eps=eps, trust=trust, model_name=model_name, **where
     )
-    target = pick_device(device)
     arrays = load_data(saved)
     x, y, drawn = evaluating.choose_images(arrays.x_test, arrays.y_test, samples, seed)
-    model = load_model(saved, arrays).to(target)
+    model = load_model(saved, arrays).to(pick_device(device))
     written = folder.EvaluationFiles.of(run)
     written.check()
     result = yopo.evaluate(
@@ -298,8 +291,8 @@ def evaluate_run(
         progress=progress,
         about=evaluating.words(saved, model, drawn),
     )
-    if found is not None:
-        found(result)
+    if show is not None:
+        show(result)
     if examples:
         evaluating.save_examples(written.examples, result, x, y, arrays.names, model, batch)
     return evaluating.write(written, result, run)

@@ -29,7 +29,7 @@ def diagnose_run(
     data_root: Path | None = None,
     data_path: Path | None = None,
 ) -> Tree:
-    """Study the network of a run folder on training images drawn with `seed`; write what is found.
+    """Study the network of a run folder on training images drawn with `seed`; write what is study.
 
     weights: "best" or "last". splits: modules where f0 may end; chosen by default. m: the largest
     to try. trust, model_name, data_root, data_path: see `yopo.runs.saved.find`.
@@ -45,7 +45,7 @@ def diagnose_run(
     model = load_model(saved, data)
     order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed))
     chosen = order[:images]
-    found: Tree = diagnose(
+    study: Tree = diagnose(
         model.to(target),
         data.x_train[chosen].to(target) / 255,
         data.y_train[chosen].to(target),
@@ -56,5 +56,5 @@ def diagnose_run(
     ).tree()
     settings = {"images": len(chosen), "seed": seed, "weights": saved.weights.name}
     head = {"settings": settings, "threat": saved.config.threat.model_dump()}
-    files.write_text(run / DIAGNOSIS, json.dumps(head | found, indent=1) + "\n")
-    return found
+    files.write_text(run / DIAGNOSIS, json.dumps(head | study, indent=1) + "\n")
+    return study

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from yopo.core.parallel import in_group
+
 MEETING = timedelta(minutes=5)  # for all processes to be there, as a store of torch's waits
 WAITING = timedelta(hours=2)  # while the first one evaluates, which may take long
 
@@ -36,11 +38,6 @@ def same_everywhere(tensors: Iterable[Tensor]) -> None:
     """Give every process the values of the first."""
     for tensor in tensors:
         dist.broadcast(tensor.detach(), 0)
-
-
-def in_group() -> bool:
-    """Whether this process is one of a group, and has to take part in what it exchanges."""
-    return dist.is_available() and dist.is_initialized()
 
 
 def summed(values: Tensor) -> Tensor:
@@ -130,8 +127,8 @@ class _Sum(torch.autograd.Function):
 
 
 def _total(values: Tensor) -> Tensor:
-    found: Tensor = _Sum.apply(values)  # type: ignore[no-untyped-call]
-    return found
+    total: Tensor = _Sum.apply(values)  # type: ignore[no-untyped-call]
+    return total
 
 
 class _SyncBatchNorm(nn.modules.batchnorm._BatchNorm):

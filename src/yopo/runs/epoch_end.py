@@ -108,7 +108,7 @@ class EpochEnd:
 
     def evaluate(self, images: int) -> tuple[float, float]:
         """Clean and PGD accuracy on so many held-out images, by the first process."""
-        found = [0.0, 0.0]
+        both = [0.0, 0.0]
         if self.learner.rank == 0:
             x, y = (t[:images] for t in self.images.held)
 
@@ -116,8 +116,8 @@ class EpochEnd:
                 self.tell(f"held-out {name}", part, accuracy)
 
             share = self.learner.share
-            found = list(accuracies(self.learner.follower, x, y, self.config, share, tell))
-        clean, robust = distributed.from_first(found)
+            both = list(accuracies(self.learner.follower, x, y, self.config, share, tell))
+        clean, robust = distributed.from_first(both)
         return clean, robust
 
     def _judge(self, line: Line) -> str | None:

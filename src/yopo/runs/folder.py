@@ -234,8 +234,8 @@ class RunFolder:
         if not self.writes:
             return True
         try:
-            found = tensor_files.load_weights(self.path / name)
-            if found.keys() == state.keys() and all(_same(found[k], v) for k, v in state.items()):
+            there = tensor_files.load_weights(self.path / name)
+            if there.keys() == state.keys() and all(_same(there[k], v) for k, v in state.items()):
                 return True
         except FileNotFoundError:
             self.watch.say(f"{name} was not there; made again from the checkpoint")
@@ -298,12 +298,12 @@ class RunFolder:
 
 def _lines(path: Path) -> list[str]:
     """The lines of the metrics up to the first that is damaged."""
-    found: list[str] = []
+    sound: list[str] = []
     with suppress(ValueError, OSError):
         for text in files.read_text(path).split("\n")[:-1]:
             seals.open_line(text, path.name)
-            found.append(text)
-    return found
+            sound.append(text)
+    return sound
 
 
 def _same(a: "Tensor", b: "Tensor") -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from yopo.core.digest import raw
 from yopo.core.random import mix
 from yopo.data.sources import Arrays
 from yopo.runs.measure import commonest
@@ -41,7 +42,7 @@ def split(data: Arrays, config: Config) -> Images:
     """Hold images out of the training set, drawn with the run's seed."""
     sha = hashlib.sha256(repr(tuple(data.x_train.shape)).encode())
     for tensor in (data.x_train, data.y_train):
-        sha.update(tensor.contiguous().numpy().tobytes())
+        sha.update(raw(tensor))
     n = len(data.x_train)
     out = held_out(n, config)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(mix(config.seed, "split")))

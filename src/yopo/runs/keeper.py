@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from yopo.core import tensor_files
+from yopo.core.parallel import in_group, whole
 from yopo.core.tensor_files import Tensors
 from yopo.runs import distributed, state
 from yopo.runs.folder import BEST, STATE, RunFolder
@@ -17,7 +18,6 @@ from yopo.runs.learner import Learner
 from yopo.runs.overlay import Tree
 from yopo.runs.progress import Progress, Watcher
 from yopo.runs.settings import Config, refuse_another, validate, what_counts
-from yopo.runs.snapshot import whole
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -125,7 +125,7 @@ class Keeper:
     @cached_property
     def _group(self) -> "ProcessGroup | None":
         """For what processes tell each other of checkpoints, beside the exchanges of training."""
-        return torch.distributed.new_group(backend="gloo") if distributed.in_group() else None
+        return torch.distributed.new_group(backend="gloo") if in_group() else None
 
     def _agree(self, wrong: str) -> str:
         """What is wrong in the first process in which something is."""

@@ -47,8 +47,8 @@ def nested(flags: Mapping[str, str]) -> Tree:
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> Tree:
     """{"method": {"m": 5}} as {"method.m": 5}."""
-    found: Tree = {}
+    leaves: Tree = {}
     for key, value in tree.items():
         inside = isinstance(value, Mapping) and value
-        found |= flat(value, f"{prefix}{key}.") if inside else {f"{prefix}{key}": value}
-    return found
+        leaves |= flat(value, f"{prefix}{key}.") if inside else {f"{prefix}{key}": value}
+    return leaves

@@ -84,8 +84,8 @@ class Progress:
     @classmethod
     def restored(cls, saved: object) -> "Progress":
         """From the values of a checkpoint; what an earlier version did not write is as at first."""
-        found = cls()
-        for name, first in ((f.name, getattr(found, f.name)) for f in fields(cls)):
+        progress = cls()
+        for name, first in ((f.name, getattr(progress, f.name)) for f in fields(cls)):
             value = saved.get(name, first) if isinstance(saved, dict) else None
             if isinstance(first, list):
                 fits = isinstance(value, list) and all(isinstance(word, str) for word in value)
@@ -96,8 +96,8 @@ class Progress:
                 fits = whole or isinstance(first, float)
             if not fits:
                 raise ValueError(f"it has {repr(value)[:40]} for {name}")
-            setattr(found, name, value)
-        return found
+            setattr(progress, name, value)
+        return progress
 
 
 @contextmanager

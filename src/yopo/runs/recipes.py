@@ -98,14 +98,14 @@ def _trades(method: str) -> Tree:
 DEMO: Tree = {
     "method": method_tree("yopo-3-5"),
     "threat": {"name": "linf", "eps": 0.3, "step": 0.3 / 8},
-    "data": {"name": "mnist-subset", "held_out": 300},
-    "model": {"name": "smallcnn", "options": {"width": 16, "hidden": 100}},
+    "data": {"name": "mnist-subset", "held_out": 1000},
+    "model": {"name": "smallcnn", "channels_last": True, "options": {"width": 16, "hidden": 100}},
     "optimizer": {"name": "adamw", "lr": 4e-3, "weight_decay": _DECAY},
     "schedule": {"name": "onecycle", "warmup": 2},
     "epochs": 7,
     "batch": 100,
     "eps_warmup": 2,
-    "evaluate": {"steps": 20, "images": 200},
+    "evaluate": {"steps": 20, "images": 200, "keep": "last"},
 }
 
 OWN: Tree = {

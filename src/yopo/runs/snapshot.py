@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import yopo
+from yopo.core.parallel import in_group, is_shard, part, spread_like
 from yopo.core.tensor_files import Tensors
 from yopo.engine.ema import EMA
 from yopo.runs import distributed
@@ -55,7 +55,7 @@ class Snapshot:
         Of tensors in parts each process looks at its own.
         """
         mine = {k: t for k, t in self.take().items() if not k.startswith(self._carried)}
-        parts = [held(t) for t in mine.values() if t.is_floating_point()]
+        parts = [part(t) for t in mine.values() if t.is_floating_point()]
         finite = all(bool(t.isfinite().all()) for t in parts)
         if not self.is_sharded:
             return finite
@@ -85,7 +85,7 @@ class Snapshot:
         These are buffers (BatchNorm's statistics, if not synchronised) and what the method carries.
         Nothing changes in any process, so a run that is saved goes on as one that is not.
         """
-        if not distributed.in_group():
+        if not in_group():
             return tensors
         whole = dict(tensors)
         for key in (k for k in tensors if k.startswith(self._carried)):
@@ -110,19 +110,19 @@ class Snapshot:
         layout = self.layout()
         tensors = {k: spread_like(v, layout(k, v.shape)) for k, v in tensors.items()}
 
-        def part(prefix: str) -> dict[str, Tensor]:
+        def named(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
-        self.model.load_state_dict(part("model."))
+        self.model.load_state_dict(named("model."))
         if self.ema:
-            self.ema.model.load_state_dict(part("ema."))
+            self.ema.model.load_state_dict(named("ema."))
         followed = [self.model, *([self.ema.model] if self.ema else [])]
         for prefix, model in zip(("hidden.", "ema-hidden."), followed, strict=False):
-            hidden, buffers = part(prefix), _hidden(model)
+            hidden, buffers = named(prefix), _hidden(model)
             for name in hidden.keys() & buffers.keys():
                 buffers[name].copy_(hidden[name])
         for i, p in enumerate(self._parameters()):
-            saved, there = part(f"optimizer.{i}."), self._state(p)
+            saved, there = named(f"optimizer.{i}."), self._state(p)
             for name, tensor in there.items():  # in place: a captured step knows it by its address
                 tensor.copy_(saved.get(name, torch.zeros_like(tensor)))
             for name in saved.keys() - there.keys():
@@ -131,7 +131,7 @@ class Snapshot:
                     value.clone() if name == "step" else torch.empty_like(p).copy_(value)
                 )
         device = next(self.model.parameters()).device
-        carried = {k: v.to(device, copy=True) for k, v in part(self._carried).items()}
+        carried = {k: v.to(device, copy=True) for k, v in named(self._carried).items()}
         self.method.load_state_dict(carried)
 
     @property
@@ -152,28 +152,3 @@ def _hidden(model: nn.Module) -> dict[str, Tensor]:
     """Buffers that are no part of the state_dict (`persistent=False`)."""
     shown = model.state_dict()
     return {k: b for k, b in model.named_buffers() if k not in shown}
-
-
-def is_shard(t: object) -> bool:
-    """Whether processes share it out."""
-    return hasattr(t, "full_tensor")
-
-
-def held(t: Any) -> Any:  # noqa: ANN401
-    """What this process holds of a tensor."""
-    return t.to_local() if is_shard(t) else t
-
-
-def whole(t: Any) -> Any:  # noqa: ANN401
-    """All of a tensor; all processes must ask."""
-    return t.full_tensor() if is_shard(t) else t
-
-
-def spread_like(t: Tensor, other: Any) -> Tensor:  # noqa: ANN401
-    """This process's part of a whole tensor."""
-    if not is_shard(other) or is_shard(t):
-        return t
-    from torch.distributed.tensor import distribute_tensor
-
-    there = t.to(other.device_mesh.device_type)
-    return distribute_tensor(there, other.device_mesh, other.placements, src_data_rank=None)

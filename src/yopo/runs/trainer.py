@@ -256,5 +256,5 @@ class Trainer:
             self._tell(f"{shown} {name}", part, accuracy)
 
         clean, robust = accuracies(follower, *self.images.test, self.config, share, tell)
-        found = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
-        return found, weights_digest(follower)
+        shares = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
+        return shares, weights_digest(follower)

@@ -1,0 +1,222 @@
+"""Networks that exchange by themselves: inside DistributedDataParallel, or spread by FSDP2.
+
+Of the m weight passes of a step only the last need exchange gradients, attack passes never
+(`unexchanged`); and weights that are spread can stay whole from pass to pass (`gathered`).
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def in_group() -> bool:
+    """Whether this process is one of a group, and has to take part in what it exchanges."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def parallel(model: nn.Module) -> list[DistributedDataParallel]:
+    """Those of its modules that are wrapped in DistributedDataParallel."""
+    return [m for m in model.modules() if isinstance(m, DistributedDataParallel)]
+
+
+def surrounding() -> DistributedDataParallel | None:
+    """The one whose forward pass this code is in, as Lightning's training_step is."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None)
+
+
+def fsdp(modules: Iterable[nn.Module]) -> list[Any]:
+    """Those that `fully_shard` was given."""
+    there = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
+    return [m for m in modules if isinstance(m, there.FSDPModule)] if there else []
+
+
+def is_shard(t: Tensor) -> bool:
+    """Whether it is a DTensor: spread over processes by FSDP2, tensor parallelism or both."""
+    return hasattr(t, "full_tensor")
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether some of its parameters are, also while FSDP2 has gathered them."""
+    if not in_group():
+        return False
+    return bool(fsdp(model.modules())) or any(is_shard(p) for p in model.parameters())
+
+
+# ---------------------------------------------------------------- one exchange for each step
+
+
+@contextmanager
+def unexchanged(model: nn.Module, enabled: bool = True) -> Iterator[None]:
+    """Passes in the block exchange no gradients; the first weight pass after it does, for all."""
+    with Exchanges(model.modules()).off(enabled):
+        yield
+
+
+class Exchanges:
+    """What exchanges gradients, or gathers weights, among these modules."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        modules = list(modules) if in_group() else []
+        self._wrapped = [m for m in modules if isinstance(m, DistributedDataParallel)]
+        self._groups = [group for m in fsdp(modules) for group in _groups(m)]
+
+    @contextmanager
+    def off(self, enabled: bool = True) -> Iterator[None]:
+        """No pass in the block exchanges gradients."""
+        before = [(group, group.reduce_grads, group.all_reduce_grads) for group in self._groups]
+        with ExitStack() as stack:
+            for m in self._wrapped if enabled else ():
+                # A static graph is learnt in the first pass, which has to exchange.
+                if not m.static_graph or m._static_graph_delay_allreduce_enqueued:
+                    stack.enter_context(m.no_sync())
+            try:
+                for group in self._groups if enabled else ():
+                    group.reduce_grads = group.all_reduce_grads = False
+                yield
+            finally:
+                for group, reduce, all_reduce in before:
+                    group.reduce_grads, group.all_reduce_grads = reduce, all_reduce
+
+    def free(self) -> None:
+        """Free whole weights that a pass left, as FSDP2's root keeps its own after a forward."""
+        for group in self._groups:
+            if group.reshard_after_backward:
+                group.reshard()
+
+
+# ---------------------------------------------------------------- weights
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Weights that `fully_shard` spread over processes are whole in each, within the block.
+
+        with yopo.gathered(model):
+            method.backward(x, y)
+        optimizer.step()
+
+    They are gathered once, not in every pass, at the price of memory for all of them. All
+    processes enter together; then each may make as many attack passes as it likes. After a step of
+    the optimizer in the block the next pass gathers anew. Other models stay as they are.
+    """
+    modules = fsdp(model.modules())
+    if not modules:
+        yield
+        return
+    for root in _roots(modules):
+        root._get_fsdp_state()._lazy_init()  # decides what the root does after a forward pass
+    mine = [group for module in modules for group in _groups(module)]
+    before = [(group, group.post_forward_mesh_info, group.reshard_after_backward) for group in mine]
+    parts = {id(p.sharded_param) for group in mine for p in group.fsdp_params}
+
+    def forget(optimizer: Optimizer, *_: object) -> None:
+        if any(id(p) in parts for group in optimizer.param_groups for p in group["params"]):
+            for group in mine:
+                group.reshard()
+
+    stepped = register_optimizer_step_post_hook(forget)
+    try:
+        for group in mine:
+            group.post_forward_mesh_info, group.reshard_after_backward = None, False
+        for waiting in [module.unshard(async_op=True) for module in modules]:
+            waiting.wait()
+        yield
+    finally:
+        stepped.remove()
+        for group, forward, backward in before:
+            group.post_forward_mesh_info, group.reshard_after_backward = forward, backward
+        Exchanges(modules).free()
+
+
+def on_gathered(work: F) -> F:
+    """A function whose first argument is a model, run while that model's weights are whole."""
+
+    @wraps(work)
+    def run(model: nn.Module, *args: Any, **kwargs: Any) -> object:  # noqa: ANN401
+        with gathered(model) if isinstance(model, nn.Module) else nullcontext():
+            return work(model, *args, **kwargs)
+
+    return cast(F, run)
+
+
+def whole(t: Tensor) -> Tensor:
+    """All of a tensor that may be spread over processes; all of them must ask."""
+    return t.full_tensor() if is_shard(t) else t  # type: ignore[attr-defined]
+
+
+def part(t: Tensor) -> Tensor:
+    """What this process holds of a tensor that may be spread; writing into it writes into t."""
+    return t.to_local() if is_shard(t) else t  # type: ignore[attr-defined]
+
+
+def spread_like(t: Tensor, other: Any) -> Tensor:  # noqa: ANN401
+    """This process's part of a whole tensor, spread as the other one is; nothing is sent."""
+    if not is_shard(other) or is_shard(t):
+        return t
+    from torch.distributed.tensor import distribute_tensor
+
+    there = t.to(other.device_mesh.device_type)
+    return distribute_tensor(there, other.device_mesh, other.placements, src_data_rank=None)
+
+
+# ---------------------------------------------------------------- gradients
+
+
+class Gradients:
+    """A copy of all that a model's .grad holds, to be put back after an error.
+
+    Passes without an exchange leave theirs in .grad, or in places of FSDP2's own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._roots = _roots(fsdp(model.modules()))
+        self._shards = [
+            p for m in fsdp(model.modules()) for group in _groups(m) for p in group.fsdp_params
+        ]
+        holders = {id(p): p for p in (*model.parameters(), *self._holders())}
+        self._grads = [(p, _copy(p.grad)) for p in holders.values()]
+        self._left = [(p, _copy(p.unsharded_accumulated_grad)) for p in self._shards]
+
+    def put_back(self) -> None:
+        """Into .grad, and FSDP2's modules into the state between two passes."""
+        for root in self._roots:
+            if hasattr(root, "reset_iter_state"):  # torch 2.11 and later
+                root.reset_iter_state()
+        for p in self._holders():
+            p.grad = None
+        for p, grad in self._grads:
+            p.grad = grad
+        for shard, grad in self._left:
+            shard.unsharded_accumulated_grad = grad
+
+    def _holders(self) -> list[Tensor]:
+        """FSDP2's two forms of each parameter; the whole one is there after the first pass."""
+        both = ((p.sharded_param, getattr(p, "_unsharded_param", None)) for p in self._shards)
+        return [p for pair in both for p in pair if p is not None]
+
+
+def _copy(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.clone()
+
+
+def _groups(module: Any) -> list[Any]:  # noqa: ANN401
+    """What FSDP2 gathers and reduces in one message each; torch has setters for it, no getters."""
+    state = module._get_fsdp_state()
+    several = getattr(state, "_fsdp_param_groups", None)  # older torch: one at most
+    return [state._fsdp_param_group] * bool(state._fsdp_param_group) if several is None else several
+
+
+def _roots(modules: list[Any]) -> list[Any]:
+    """Those that are inside no other."""
+    inside = {id(m) for module in modules for m in module.modules() if m is not module}
+    return [m for m in modules if id(m) not in inside]

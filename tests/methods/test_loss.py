@@ -1,0 +1,284 @@
+"""`loss = method(x, y)`: a scalar whose backward() is the method's."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from torch import Tensor, nn
+
+import yopo
+from benchmarks.cost import peak_bytes
+from tests.conftest import Batch, PatchTransformer, bn_convnet, convnet, grads
+from tests.core.test_stays import METHODS as ON_ANY
+from tests.core.test_stays import Spec, X, Y, build, differences, everything, specs
+from tests.core.test_untouched import Breaks, fingerprint, partly_frozen
+from tests.methods.test_methods import METHODS, THREAT, Make
+
+MAKES = {name: make for name, make in METHODS.items() if name != "free"}
+every_loss = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES.keys())
+
+
+def seeded(call: Callable[[], Any]) -> Any:
+    torch.manual_seed(3)
+    return call()
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(v, b[k]) for k, v in a.items())
+
+
+@every_loss
+def test_its_backward_is_the_methods_bit_for_bit(make: Make, batch: Batch) -> None:
+    """Over two batches, so that the second adds to what is there."""
+    net = bn_convnet()
+    twin = copy.deepcopy(net)
+    ours, theirs = make(net), make(twin)
+    for x, y in (batch, (batch[0].flip(3), batch[1])):
+        loss = seeded(lambda: ours(x, y))  # noqa: B023
+        out = seeded(lambda: theirs.backward(x, y))  # noqa: B023
+        loss.backward()
+        assert same(grads(net), grads(twin))
+        assert same(dict(net.state_dict()), dict(twin.state_dict()))
+        assert ours.last is not None
+        assert loss.dim() == 0
+        for name in ("loss", "logits", "eta"):
+            assert torch.equal(getattr(ours.last, name), getattr(out, name))
+        assert torch.equal(loss, out.loss)
+        assert ours.last.propagations == out.propagations
+
+
+@pytest.mark.parametrize("name", [name for name in ON_ANY if name != "free"])
+@settings(max_examples=15, deadline=None)
+@given(spec=specs())
+def test_so_it_is_on_any_network(name: str, spec: Spec) -> None:
+    """Tied, aliased, frozen, hooked, reparametrised, compiled; and its objects stay there."""
+    net, twin = build(spec), build(spec)
+    before = everything(net)
+    loss = seeded(lambda: ON_ANY[name](net)(X, Y))
+    assert all(p.grad is None for p in net.parameters())
+    changed = differences(before, everything(net))
+    before = everything(twin)
+    seeded(lambda: ON_ANY[name](twin).backward(X, Y))
+    assert changed == differences(before, everything(twin))
+    loss.backward()
+    assert same(grads(net), grads(twin))
+
+
+@every_loss
+def test_grad_is_untouched_until_its_backward(make: Make, batch: Batch) -> None:
+    model = partly_frozen()
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    kept = {k: (p.grad, p.grad.clone()) for k, p in model.named_parameters() if p.grad is not None}
+    before, method = fingerprint(model), make(model)
+    method(*batch)
+    assert fingerprint(model) == before
+    for name, p in model.named_parameters():
+        assert p.grad is kept.get(name, (None, None))[0]
+        assert p.grad is None or torch.equal(p.grad, kept[name][1])
+
+
+def test_also_when_a_pass_breaks_off(batch: Batch) -> None:
+    breaks, net = Breaks(), bn_convnet()
+    model = nn.Sequential(net, breaks)
+    heard: list[Tensor] = []
+    next(net.parameters()).register_hook(heard.append)
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    kept = grads(model)
+    for at in range(1, 6):
+        breaks.calls, breaks.at = 0, at
+        with pytest.raises(RuntimeError, match="broken"):
+            yopo.YOPO(model, THREAT, m=3)(*batch)
+        assert same(grads(model), kept)
+    assert len(heard) == 1
+    breaks.at = -1
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    assert len(heard) == 2  # the hook is back
+
+
+def trained_plainly(net: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    seeded(lambda: yopo.YOPO(net, THREAT, m=2, n=2).backward(*batch))
+    return grads(net)
+
+
+def test_it_scales_divides_and_adds_up(batch: Batch) -> None:
+    x, y = batch
+    net = convnet()
+    found = trained_plainly(copy.deepcopy(net), batch)
+    clean_net = copy.deepcopy(net)
+    F.cross_entropy(clean_net(x), y).backward()
+    clean = grads(clean_net)
+    method = yopo.YOPO(net, THREAT, m=2, n=2)
+
+    def left(make: Callable[[], Tensor]) -> dict[str, Tensor]:
+        net.zero_grad()
+        loss = seeded(make)
+        loss.backward()
+        return grads(net)
+
+    assert same(left(lambda: method(x, y) / 4), {k: g / 4 for k, g in found.items()})
+    two = left(lambda: method(x, y) + 0.5 * F.cross_entropy(net(x), y))
+    torch.testing.assert_close(two, {k: g + 0.5 * clean[k] for k, g in found.items()})
+    two = left(lambda: F.cross_entropy(net(x), y) + 3 * method(x, y))
+    torch.testing.assert_close(two, {k: 3 * g + clean[k] for k, g in found.items()})
+    squared = left(lambda: method(x, y) ** 2)
+    assert method.last is not None
+    slope = 2 * method.last.loss
+    torch.testing.assert_close(squared, {k: slope * g for k, g in found.items()})
+    asked = torch.autograd.grad(seeded(lambda: method(x, y)), list(net.parameters()))
+    assert all(torch.equal(g, v) for g, v in zip(asked, found.values(), strict=True))
+
+
+def test_a_scaler_finds_the_same_step(batch: Batch) -> None:
+    nets = [convnet(), convnet()]
+    nets[1].load_state_dict(nets[0].state_dict())
+    plain, scaled = (torch.optim.SGD(net.parameters(), 0.1) for net in nets)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    trained_plainly(nets[0], batch)
+    plain.step()
+    loss = seeded(lambda: yopo.YOPO(nets[1], THREAT, m=2, n=2)(*batch))
+    scaler.scale(loss).backward()
+    scaler.step(scaled)
+    scaler.update()
+    assert same(dict(nets[1].state_dict()), dict(nets[0].state_dict()))
+
+
+def test_hooks_on_gradients_hear_of_the_whole_once(batch: Batch) -> None:
+    net = bn_convnet()
+    found = trained_plainly(copy.deepcopy(net), batch)
+    before: dict[str, list[Tensor]] = {name: [] for name in found}
+    after = copy.deepcopy(before)
+    for name, p in net.named_parameters():
+        p.register_hook(lambda g, name=name: before[name].append(g.clone()))
+        p.register_post_accumulate_grad_hook(
+            lambda p, name=name: after[name].append(p.grad.clone())
+        )
+    loss = seeded(lambda: yopo.YOPO(net, THREAT, m=2, n=2)(*batch))
+    assert not any(before.values())
+    loss.backward()
+    for name, grad in found.items():
+        for heard in (before[name], after[name]):
+            assert len(heard) == 1
+            assert torch.equal(heard[0], grad)
+
+
+def test_a_parameter_of_no_part_in_it_gets_no_gradient(batch: Batch) -> None:
+    net = convnet()
+    net.extra = nn.Parameter(torch.ones(2))
+    net[5].requires_grad_(False)
+    yopo.YOPO(net, THREAT, m=2)(*batch).backward()
+    assert grads(net).keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_loss_with_parameters_of_its_own_trains_them(batch: Batch) -> None:
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heat = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, z: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(z / self.heat, y)
+
+    net, loss = convnet(), Tempered()
+    twin, other = copy.deepcopy(net), copy.deepcopy(loss)
+    seeded(lambda: yopo.PGD(twin, THREAT, steps=2, loss=other).backward(*batch))
+    value = seeded(lambda: yopo.PGD(net, THREAT, steps=2, loss=loss)(*batch))
+    assert not grads(loss)
+    value.backward()
+    assert same(grads(loss), grads(other))
+    assert grads(loss).keys() == {"heat"}
+    assert same(grads(net), grads(twin))
+
+
+@pytest.mark.parametrize("build_", [PatchTransformer, bn_convnet])
+def test_under_autocast(build_: Callable[[], nn.Module], batch: Batch) -> None:
+    """The backward outside, as in PyTorch's own examples."""
+    x, y = batch[0].float(), batch[1]
+    net = build_().float()
+    twin = copy.deepcopy(net)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = seeded(lambda: yopo.YOPO(net, THREAT, m=2, n=2)(x, y))
+        seeded(lambda: yopo.YOPO(twin, THREAT, m=2, n=2).backward(x, y))
+    loss.backward()
+    assert same(grads(net), grads(twin))
+    net, twin = net.bfloat16(), twin.bfloat16()  # pure, the loss in float32
+    for each in (net, twin):
+        each.zero_grad()
+
+    def wide(z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z.float(), y)
+
+    x = x.bfloat16()
+    (seeded(lambda: yopo.YOPO(net, THREAT, m=2, n=2, loss=wide)(x, y)) / 2).backward()
+    seeded(lambda: yopo.YOPO(twin, THREAT, m=2, n=2, loss=wide).backward(x, y))
+    assert same(grads(net), {k: g / 2 for k, g in grads(twin).items()})
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
+def test_on_a_compiled_network(batch: Batch) -> None:
+    torch._dynamo.reset()
+    net = bn_convnet()
+    twin = copy.deepcopy(net)
+    compiled: nn.Module = torch.compile(net, backend="aot_eager")  # type: ignore[assignment]
+    other: nn.Module = torch.compile(twin, backend="aot_eager")  # type: ignore[assignment]
+    for _ in range(2):
+        seeded(lambda: yopo.YOPO(compiled, THREAT, m=2, n=2)(*batch)).backward()
+        seeded(lambda: yopo.YOPO(other, THREAT, m=2, n=2).backward(*batch))
+    assert same(grads(net), grads(twin))
+
+
+def test_what_it_hands_out_is_not_copied(batch: Batch) -> None:
+    net = convnet()
+    loss = yopo.YOPO(net, THREAT, m=2)(*batch)
+    where = {g.data_ptr() for g in loss.grad_fn.grads}  # type: ignore[union-attr]
+    loss.backward()
+    assert {g.data_ptr() for p in net.parameters() if (g := p.grad) is not None} == where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["yopo after", "pgd"])
+def test_it_needs_no_more_memory_than_backward(name: str) -> None:
+    """Also where weights outweigh activations, and gradients are there already."""
+    net = yopo.models.preactresnet18(width=16)
+    x, y = torch.rand(2, 3, 32, 32), torch.arange(2)
+    method = METHODS[name](net)
+    F.cross_entropy(net(x), y).backward()
+    peak = peak_bytes(lambda: method(x, y).backward())
+    assert peak <= 1.02 * peak_bytes(lambda: method.backward(x, y))
+
+
+def test_it_gives_its_gradients_once(batch: Batch) -> None:
+    net = convnet()
+    loss = yopo.PGD(net, THREAT, steps=1)(*batch)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="call the method again"):
+        loss.backward()
+
+
+def test_where_gradients_are_off_it_says_so(batch: Batch) -> None:
+    method = yopo.YOPO(convnet(), THREAT)
+    for off in (torch.no_grad, torch.inference_mode):
+        with off(), pytest.raises(ValueError, match="gradients are switched off here"):
+            method(*batch)
+
+
+def test_free_says_why_it_has_none(batch: Batch) -> None:
+    net = convnet()
+    free = yopo.Free(net, THREAT, optimizer=torch.optim.SGD(net.parameters(), 0.1))
+    with pytest.raises(ValueError, match="Free steps its optimizer inside a batch"):
+        free(*batch)
+
+
+def test_the_last_step_is_the_last_calls(batch: Batch) -> None:
+    breaks = Breaks()
+    method = yopo.YOPO(nn.Sequential(convnet(), breaks), THREAT, m=2)
+    assert repr(method.last) == "None"
+    method(*batch)
+    assert repr(method.last).startswith("Step(")
+    breaks.calls, breaks.at = 0, 1
+    with pytest.raises(RuntimeError, match="broken"):
+        method(*batch)
+    assert repr(method.last) == "None"  # not that of another batch
