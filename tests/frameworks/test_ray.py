@@ -1,6 +1,7 @@
 """Two workers of Ray Train against one process on the combined batch, and the example."""
 
 import os
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,12 +98,11 @@ def test_two_workers_are_one_process_on_the_combined_batch(tmp_path: Path) -> No
 @pytest.mark.usefixtures("cluster", "patient", "float32")
 @pytest.mark.filterwarnings("default")
 def test_the_example_trains_and_keeps_its_network(tmp_path: Path) -> None:
-    from examples import ray_train
-
+    example = runpy.run_path(str(ROOT / "examples" / "ray_train.py"))
     config = {"epochs": 1, "batch": 100, "rate": 4e-3, "images": 200}
-    result = fit(ray_train.train, config, tmp_path)
+    result = fit(example["train"], config, tmp_path)
     assert result.metrics["epoch"] == 1
-    weights = tensor_files.load_tensors(Path(result.checkpoint.path) / ray_train.WEIGHTS)
+    weights = tensor_files.load_tensors(Path(result.checkpoint.path) / example["WEIGHTS"])
     net = yopo.models.SmallCNN(width=16, hidden=100)
     net.load_state_dict(weights)
     torch.manual_seed(0)

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.tiny import PATIENCE, wait_until
 from yopo.core import seals
 from yopo.runs import state
