@@ -3,17 +3,17 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # tools: the package itself is installed
 
-from tools.docstrings import as_rst  # noqa: E402
-
 import yopo  # noqa: E402
+from tools.docstrings import as_rst  # noqa: E402
 
 project = "yopo-torch"
 author = "The yopo-torch authors"
@@ -67,7 +67,7 @@ html_theme_options = {
 }
 
 
-def formula(writer: Any, node: nodes.math | nodes.math_block) -> None:
+def formula(writer: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
     """As MathML, which browsers draw themselves: no script, and nothing to fetch."""
     block = isinstance(node, nodes.math_block)
     mathml = tex2mathml(node.astext(), as_block=block)
@@ -75,19 +75,23 @@ def formula(writer: Any, node: nodes.math | nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
-def docstring(_app: Any, _what: str, _name: str, thing: Any, _options: Any, lines: list[str]) -> None:
+def docstring(
+    _app: Sphinx, _what: str, _name: str, thing: object, _options: object, lines: list[str]
+) -> None:
+    _app: Sphinx, _what: str, _name: str, thing: object, _options: object, lines: list[str]
+) -> None:
     """Ours are plain text, to be read in an editor."""
     lines[:] = as_rst(lines, thing)
 
 
-def listed(_app: Any, page: str, source: list[str]) -> None:
+def listed(_app: Sphinx, page: str, source: list[str]) -> None:
     """Leave out of the front page's list what is not written yet."""
     for name in COMING if page == "index" else ():
         if not Path(__file__).with_name(f"{name}.md").exists():
             source[0] = source[0].replace(f"\n{name}\n", "\n")
 
 
-def setup(app: Any) -> None:
+def setup(app: Sphinx) -> None:
     """Hand over what is above."""
     app.add_html_math_renderer("mathml", (formula, None), (formula, None))
     app.connect("autodoc-process-docstring", docstring)

@@ -7,6 +7,7 @@ indented block becomes code; a name in backticks becomes a link where the site h
 import inspect
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import yopo
 
@@ -46,7 +47,7 @@ def _items(block: str, names: Sequence[str]) -> list[str]:
     name = "|".join(names)
     starts = re.finditer(rf"(?:^|(?<=[.;)] )|(?<=\n))(?:{name})(?:, (?:{name}))*: ", block)
     at = [0, *(m.start() for m in starts), len(block)]
-    return [block[a:b].strip() for a, b in zip(at, at[1:], strict=False)]
+    return [block[a:b].strip() for a, b in pairwise(at)]
 
 
 def _inline(text: str) -> str:

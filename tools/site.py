@@ -1,7 +1,7 @@
 """Look at the built site: every link leads somewhere, and pages work in Chromium, also on a phone.
 
-`python -m tools.site site/html` (the end of `make docs`) prints what is wrong, and fails if anything
-is. A word is searched for, too. Where there is no Chromium links alone are followed.
+`python -m tools.site site/html` (the end of `make docs`) prints what is wrong, and fails if
+anything is. A word is searched for, too. Where there is no Chromium links alone are followed.
 """
 
 import argparse
@@ -25,7 +25,8 @@ WORD = "co-state"  # on several pages
 PATIENCE = 600  # seconds; a busy machine may need many
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), "")
 
-DRIVER = """<!doctype html><meta charset="utf-8"><title>looking</title><pre id="found"></pre><script>
+DRIVER = """<!doctype html><meta charset="utf-8"><title>looking</title>
+<pre id="found"></pre><script>
 const todo = TODO, found = [];
 const later = (ms) => new Promise((done) => setTimeout(done, ms));
 (async () => {

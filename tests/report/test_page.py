@@ -498,7 +498,8 @@ def test_seeds_are_their_mean_in_a_band(tmp_path: Path) -> None:
     clean, robust = chart["curves"]
     epochs = list(zip(*(lines(folder) for folder in folders), strict=True))
     ticks = [(float(t["words"][:-1]), t["y"] - 4) for t in chart["texts"] if "%" in t["words"]]
-    slope, start = np.polyfit(*np.array(ticks).T, 1)
+    shares, heights = np.array(ticks).T
+    slope, start = np.polyfit(shares, heights, 1)
     for curve, measure in ((clean, "clean"), (robust, "robust")):
         edge = [tuple(map(float, p.split(","))) for p in curve["band"].split()]
         assert len(edge) == 2 * len(epochs)
