@@ -78,8 +78,6 @@ def formula(writer: HTML5Translator, node: nodes.math | nodes.math_block) -> Non
 def docstring(
     _app: Sphinx, _what: str, _name: str, thing: object, _options: object, lines: list[str]
 ) -> None:
-    _app: Sphinx, _what: str, _name: str, thing: object, _options: object, lines: list[str]
-) -> None:
     """Ours are plain text, to be read in an editor."""
     lines[:] = as_rst(lines, thing)
 
