@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format bench docs dist clean
+.PHONY: demo test frameworks check format bench docs dist clean
 
 DEMO := runs/demo/natural runs/demo/pgd-10 runs/demo/yopo-3-5
 
@@ -12,7 +12,10 @@ demo: .venv/demo.stamp  ## train natural, PGD and YOPO on embedded digits, attac
 	$(BIN)/yopo report $(DEMO) --out runs/demo/report.html
 
 test: .venv/dev.stamp  ## the whole test suite, in two processes of one thread each
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/frameworks
+
+frameworks: .venv-frameworks/frameworks.stamp  ## the tests beside other people's packages
+	.venv-frameworks/bin/python -m pytest tests/frameworks
 
 check: .venv/dev.stamp  ## lint, format, strict types
 	$(BIN)/ruff check .
@@ -44,5 +47,13 @@ docs: .venv-docs/docs.stamp  ## the site, in site/html: tutorials are run, links
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
+# timm needs torchvision, which does not import beside torch's CPU build: others must not find it
+.venv-frameworks/frameworks.stamp: pyproject.toml constraints.txt
+	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[frameworks]'
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--no-deps --upgrade --target .venv-frameworks/timm timm torchvision
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-docs runs site dist
+	rm -rf .venv .venv-docs .venv-frameworks runs site dist
