@@ -91,8 +91,10 @@ def test_the_report_builds_no_network_and_reads_no_data(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert "built: []" in done.stdout
     found = Page(page.read_text())
-    assert len(found.all("img")) == 24
-    assert found.text.count("read as") == 8
+    # two strips of eight: what an attack broke, and what all networks are shown
+    assert len(found.all("img")) == 2 * 8 * 3
+    assert found.text.count("read as") == 2 * 7
+    assert found.text.count("still right") == 2 * 1  # the class whose answer is its own
 
 
 def test_the_record_of_hostile_folders() -> None:

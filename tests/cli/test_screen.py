@@ -25,7 +25,9 @@ class Shown:
         file = io.StringIO()
         console = Console(file=file, width=self.width)
         console.print(self.screen.bars.get_renderable())
-        return [" ".join(re.sub("[━╸╺]+", "", x).split()) for x in file.getvalue().splitlines()]
+        drawn = file.getvalue().splitlines()
+        assert all(len(line) <= self.width - 3 for line in drawn)  # room for ^C, else it wraps
+        return [" ".join(re.sub("[━╸╺]+", "", x).split()) for x in drawn]
 
 
 @pytest.fixture(params=[80, 100])

@@ -1,10 +1,12 @@
 """What a person sees while a run goes on, or an evaluation."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich import progress
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
@@ -37,6 +39,25 @@ def _minutes(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+@dataclass
+class Narrow:
+    """What leaves room for the ^C that a terminal shows: a line that wraps would be drawn twice."""
+
+    shown: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """It, three columns narrower than the terminal."""
+        yield from console.render(self.shown, options.update_width(options.max_width - 3))
+
+
+class Bars(progress.Progress):
+    """Bars that stay in their place when Ctrl-C is typed."""
+
+    def get_renderable(self) -> RenderableType:
+        """All of them."""
+        return Narrow(super().get_renderable())
+
+
 class Screen:
     """Bars on a terminal, plain lines elsewhere; silent in all processes but the first.
 
@@ -49,7 +70,7 @@ class Screen:
     ) -> None:
         self.console = Terminal(quiet=quiet)
         self.title, self.epochs, self.track = title, epochs, track
-        self.bars = progress.Progress(
+        self.bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[done]}"),

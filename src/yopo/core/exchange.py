@@ -51,17 +51,18 @@ def exchanges(optimizer: Optimizer) -> bool:
     return optimizer in _exchanging and _is_several()
 
 
-def watch(model: nn.Module) -> None:
+def watch(model: nn.Module, *, handed: bool = False) -> None:
     """Warn, once, if several processes train a model whose gradients nobody exchanges.
 
     At its second backward: the first may be a trial, before the optimizer is made.
+    handed: a loss is handed over, so that a wrapper around this code sees its backward().
     """
     if not _is_several():
         return
     before = _passes.get(model, 0)
     if before < 2:
         _passes[model] = before + 1
-    if before == 1 and not _is_taken_care_of(model):
+    if before == 1 and not (_is_taken_care_of(model) or (handed and surrounding())):
         warnings.warn(
             f"there are {dist.get_world_size()} processes, and nothing averages the gradients of "
             "this model over them, so each trains a network of its own; call "
@@ -144,7 +145,7 @@ def _is_taken_care_of(model: nn.Module) -> bool:
     old = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
     if old and any(isinstance(m, old.FullyShardedDataParallel) for m in model.modules()):
         return True
-    if surrounding() or parallel(model) or is_spread(model):
+    if parallel(model) or is_spread(model):
         return True
     own = {id(p) for p in model.parameters()}
     return any(id(p) in own for optimizer in _exchanging for p in _parameters(optimizer))

@@ -117,7 +117,7 @@ class Method(ABC):
                 "method(x, y) is a loss to call backward() on, and gradients are switched off "
                 "here; to measure a network, use yopo.evaluate"
             )
-        watch(self.model)
+        watch(self.model, handed=True)
         self.last = None  # its tensors make room for the next
         with uncached(), put_aside(self.model, self._trained()) as aside:
             self.last = self._run(*self._checked(x, y, eta))
