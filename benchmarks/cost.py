@@ -1,6 +1,7 @@
 """What the methods cost, as ratios within one run. Usage: python -m benchmarks.cost [--json FILE]
 
-Times are medians over interleaved rounds, so that a slow moment of the machine hits all alike.
+Processor time, so that other programs count less; medians over interleaved rounds, so that a slow
+moment of the machine hits all alike.
 """
 
 import argparse
@@ -22,17 +23,15 @@ import yopo
 Run = Callable[[], object]
 
 
-def medians(
-    runs: dict[str, Run], rounds: int, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, float]:
+def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
     """Median seconds of each run over interleaved rounds, after one round of warm-up."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_ in range(rounds + 1):
         for name, run in runs.items():
-            start = clock()
+            start = time.process_time()
             run()
             if round_:
-                times[name].append(clock() - start)
+                times[name].append(time.process_time() - start)
     return {name: statistics.median(t) for name, t in times.items()}
 
 
@@ -108,13 +107,36 @@ def bare(model: nn.Module, threat: yopo.Linf, x: Tensor, y: Tensor, steps: int, 
     return run
 
 
+def options(rounds: int) -> argparse.Namespace:
+    """What was typed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", type=Path, help="write the ratios and the environment here")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser.parse_args()
+
+
+def tell(ratios: dict[str, tuple[float, float | None]], rounds: int, file: Path | None) -> None:
+    """Print each ratio beside what it may be at most, and write them if asked."""
+    for name, (ratio, most) in ratios.items():
+        verdict = f"at most {most:.2f}: {'ok' if ratio <= most else 'MISSED'}" if most else ""
+        print(f"{name:<{max(map(len, ratios))}} {ratio:5.3f}  {verdict}".rstrip())
+    if file is not None:
+        environment = {
+            "torch": torch.__version__,
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+            "rounds": rounds,
+        }
+        rounded = {name: round(ratio, 4) for name, (ratio, _) in ratios.items()}
+        file.write_text(
+            json.dumps({"environment": environment, "ratios": rounded}, indent=1) + "\n"
+        )
+
+
 def main() -> None:
     """Measure, print, and write if asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the ratios and the environment here")
-    parser.add_argument("--rounds", type=int, default=15)
-    args = parser.parse_args()
+    args = options(rounds=15)
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # several would wait for each other, beside other programs
 
     x, y = torch.rand(64, 3, 32, 32), torch.randint(10, (64,))
     net = yopo.models.preactresnet18(width=16)
@@ -184,22 +206,7 @@ def main() -> None:
         "peak memory: YOPO-5-10 before / natural": (peaks["n=10"] / peaks["natural"], 1.15),
         "peak memory: YOPO-5-10 after / natural": (peaks["after"] / peaks["natural"], 1.15),
     }
-    for name, (ratio, most) in ratios.items():
-        verdict = (
-            "" if most is None else f"at most {most:.2f}: {'ok' if ratio <= most else 'MISSED'}"
-        )
-        print(f"{name:<58} {ratio:5.2f}  {verdict}")
-    if args.json:
-        environment = {
-            "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-            "rounds": args.rounds,
-        }
-        record = {
-            "environment": environment,
-            "ratios": {k: round(v, 4) for k, (v, _) in ratios.items()},
-        }
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    tell(ratios, args.rounds, args.json)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,14 @@ backward to the input on the images that still stand at that step, in batches of
 Times are CPU seconds of one thread, medians over interleaved rounds.
 """
 
-import argparse
-import json
-import platform
 import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import yopo
-from benchmarks.cost import medians
+from benchmarks.cost import medians, options, tell
 from yopo.attacks.names import parse
 from yopo.data.sources import mnist_subset
 from yopo.evaluation.network import Network
@@ -68,10 +64,7 @@ def plain_passes(model: nn.Module, x: Tensor, y: Tensor, sizes: list[list[int]])
 
 def main() -> None:
     """Measure, print, and write if asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the ratio and the environment here")
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
+    args = options(rounds=3)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     x_train, y_train, x, y = mnist_subset()
@@ -92,19 +85,9 @@ def main() -> None:
             "floor": lambda: plain_passes(model, x, y, sizes),
         },
         args.rounds,
-        clock=time.process_time,
     )
-    ratio, most = times["run"] / times["floor"], 1.10
     name = f"SmallCNN: PGD-{STEPS} with the clean pass / its steps on images still standing"
-    print(f"{name:<72} {ratio:5.2f}  at most {most:.2f}: {'ok' if ratio <= most else 'MISSED'}")
-    if args.json:
-        environment = {
-            "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-            "rounds": args.rounds,
-        }
-        record = {"environment": environment, "ratios": {name: round(ratio, 4)}}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    tell({name: (times["run"] / times["floor"], 1.10)}, args.rounds, args.json)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,13 @@ with gradients there already, as in accumulation. The networks are where it woul
 tensors for the time, weights that outweigh activations for the memory.
 """
 
-import argparse
-import json
-import platform
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import yopo
-from benchmarks.cost import Run, many_tensors, medians, peak_bytes
+from benchmarks.cost import Run, many_tensors, medians, options, peak_bytes, tell
 
 MOST = 1.05
 THREAT = yopo.Linf(8 / 255)
@@ -38,10 +33,7 @@ def pair(
 
 def main() -> None:
     """Measure, print, and write if asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the ratios and the environment here")
-    parser.add_argument("--rounds", type=int, default=15)
-    args = parser.parse_args()
+    args = options(rounds=15)
     torch.manual_seed(0)
     networks: dict[str, tuple[nn.Module, Tensor]] = {
         "PreAct-ResNet18/16, 64 images": (
@@ -57,20 +49,10 @@ def main() -> None:
         for name, make in METHODS.items():
             loss, call = pair(make, net, x, y)
             call()
-            seconds = medians({"loss": loss, "call": call}, args.rounds, time.process_time)
+            seconds = medians({"loss": loss, "call": call}, args.rounds)
             ratios[f"{title}: {name}, time"] = seconds["loss"] / seconds["call"]
             ratios[f"{title}: {name}, memory"] = peak_bytes(loss) / peak_bytes(call)
-    for name, ratio in ratios.items():
-        verdict = "ok" if ratio <= MOST else "MISSED"
-        print(f"{name:<56} {ratio:6.3f}  at most {MOST:.2f}: {verdict}")
-    if args.json:
-        environment = {
-            "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-            "rounds": args.rounds,
-        }
-        record = {"environment": environment, "ratios": {k: round(v, 4) for k, v in ratios.items()}}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
+    tell({name: (ratio, MOST) for name, ratio in ratios.items()}, args.rounds, args.json)
 
 
 if __name__ == "__main__":

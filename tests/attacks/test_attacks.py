@@ -126,8 +126,8 @@ def test_strongest_keeps_misclassified_then_larger_loss() -> None:
 
 def foolbox_pgd(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, steps: int) -> Tensor:
     wrapped = foolbox.PyTorchModel(model.eval(), bounds=(0, 1), device="cpu")
-    kinds = {Linf: foolbox.attacks.LinfPGD, L2: foolbox.attacks.L2PGD}
-    attack = kinds[type(threat)](abs_stepsize=threat.step, steps=steps, random_start=False)
+    kind = foolbox.attacks.LinfPGD if isinstance(threat, Linf) else foolbox.attacks.L2PGD
+    attack = kind(abs_stepsize=threat.step, steps=steps, random_start=False)
     result: Tensor = attack.run(
         wrapped, x, foolbox.criteria.Misclassification(y), epsilon=threat.eps
     )

@@ -265,7 +265,7 @@ def test_pgd_breaks_the_images_that_foolbox_breaks(threat: Threat) -> None:
     model, x, y = copy.deepcopy(model).double(), x[:150].double(), y[:150]
     step = 2.5 * threat.eps / 20
     ours = yopo.evaluate(model, (x, y), threat, ["pgd-20"], step=step, checks=False)
-    kind = {Linf: foolbox.attacks.LinfPGD, L2: foolbox.attacks.L2PGD}[type(threat)]
+    kind = foolbox.attacks.LinfPGD if isinstance(threat, Linf) else foolbox.attacks.L2PGD
 
     class SameStart(kind):  # type: ignore[misc, valid-type]
         def get_random_start(self, x0: Any, _: float) -> Any:

@@ -70,13 +70,13 @@ def _behind(edge: Edge, x: Tensor) -> set[Node]:
         for following, _ in node.next_functions:
             if following is not None:
                 above.setdefault(following, []).append(node)
-    found = {node for node in nodes if getattr(node, "variable", None) is x}
-    todo = list(found)
+    between = {node for node in nodes if getattr(node, "variable", None) is x}
+    todo = list(between)
     while todo:
-        more = [node for node in above.get(todo.pop(), []) if node not in found]
-        found |= {*more}
+        more = [node for node in above.get(todo.pop(), []) if node not in between]
+        between |= {*more}
         todo += more
-    return found
+    return between
 
 
 def gradient_is_constant(f0: Prefix, x: Tensor) -> bool:

@@ -41,24 +41,48 @@ class Threat(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class Linf:
-    """‖eta‖∞ ≤ eps; the step is eps/4 unless given (2/255 at 8/255)."""
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class _Ball:
+    """A radius and a step that can be, whatever the norm."""
 
     eps: float
     step: float
 
     def __init__(self, eps: float, step: float | None = None) -> None:
-        _set_radius_and_step(self, eps, step)
+        given: object = eps
+        if not isinstance(given, Real):
+            raise TypeError(f"expected eps as a number, as 8 / 255, got {eps!r}")
+        if not 0 < eps < float("inf"):
+            raise ValueError(f"expected eps > 0, got {eps}; without an adversary use yopo.Natural")
+        self._set(float(eps), float(eps) / 4 if step is None else check_step(step))
 
     def __repr__(self) -> str:
-        return _said(self)
+        """What makes it again: Linf(eps=8/255, step=2/255)."""
+        eps, step = (fraction(float(value)) for value in (self.eps, self.step))
+        return f"{type(self).__name__}(eps={eps}, step={step})"
 
     def resized(self, eps: float | Tensor, step: float | Tensor) -> Self:
         """A ball of this kind and of any radius, also one beyond the box; tensors () will do."""
         made = object.__new__(type(self))
-        _set(made, eps, step)
+        made._set(eps, step)
         return made
+
+    def _set(self, eps: float | Tensor, step: float | Tensor) -> None:
+        object.__setattr__(self, "eps", eps)
+        object.__setattr__(self, "step", step)
+
+
+class Linf(_Ball):
+    """‖eta‖∞ ≤ eps; the step is eps/4 unless given (2/255 at 8/255)."""
+
+    __slots__ = ()
+
+    def __init__(self, eps: float, step: float | None = None) -> None:
+        super().__init__(eps, step)
+        if eps > 1:
+            raise ValueError(
+                f"expected eps of at most 1, the range of pixels, got {eps}; 8 of 255 is 8/255"
+            )
 
     def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw eta uniformly from the ball, then put it into the box."""
@@ -81,24 +105,10 @@ class Linf:
         return self.project(eta + n * step * grad.sign(), x)
 
 
-@dataclass(frozen=True, slots=True, init=False)
-class L2:
+class L2(_Ball):
     """‖eta‖₂ ≤ eps for each sample; the step is eps/4 unless given."""
 
-    eps: float
-    step: float
-
-    def __init__(self, eps: float, step: float | None = None) -> None:
-        _set_radius_and_step(self, eps, step)
-
-    def __repr__(self) -> str:
-        return _said(self)
-
-    def resized(self, eps: float | Tensor, step: float | Tensor) -> Self:
-        """A ball of this kind and of any radius, also one beyond the box; tensors () will do."""
-        made = object.__new__(type(self))
-        _set(made, eps, step)
-        return made
+    __slots__ = ()
 
     def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw eta uniformly from the ball, then put it into the box."""
@@ -129,30 +139,6 @@ class L2:
         for _ in range(n):
             eta = self.project(eta + step * direction, x)
         return eta
-
-
-def _set_radius_and_step(threat: Linf | L2, eps: float, step: float | None) -> None:
-    given: object = eps
-    if not isinstance(given, Real):
-        raise TypeError(f"expected eps as a number, as 8 / 255, got {eps!r}")
-    if not 0 < eps < float("inf"):
-        raise ValueError(f"expected eps > 0, got {eps}; without an adversary use yopo.Natural")
-    if isinstance(threat, Linf) and eps > 1:
-        raise ValueError(
-            f"expected eps of at most 1, the range of pixels, got {eps}; 8 of 255 is 8/255"
-        )
-    _set(threat, float(eps), float(eps) / 4 if step is None else check_step(step))
-
-
-def _said(threat: Linf | L2) -> str:
-    """What makes it again: Linf(eps=8/255, step=2/255)."""
-    eps, step = (fraction(float(value)) for value in (threat.eps, threat.step))
-    return f"{type(threat).__name__}(eps={eps}, step={step})"
-
-
-def _set(threat: Linf | L2, eps: float | Tensor, step: float | Tensor) -> None:
-    object.__setattr__(threat, "eps", eps)
-    object.__setattr__(threat, "step", step)
 
 
 def _norm(v: Tensor) -> Tensor:

@@ -276,8 +276,7 @@ def evaluate_run(
     arrays = load_data(saved)
     x, y, drawn = evaluating.choose_images(arrays.x_test, arrays.y_test, samples, seed)
     model = load_model(saved, arrays).to(pick_device(device))
-    written = folder.EvaluationFiles.of(run)
-    written.check()
+    written = folder.EvaluationFiles.of(run).checked()
     result = yopo.evaluate(
         model,
         (x, y),

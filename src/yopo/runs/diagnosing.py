@@ -29,7 +29,7 @@ def diagnose_run(
     data_root: Path | None = None,
     data_path: Path | None = None,
 ) -> Tree:
-    """Study the network of a run folder on training images drawn with `seed`; write what is study.
+    """Study the network of a run folder on training images drawn with `seed`; write what is found.
 
     weights: "best" or "last". splits: modules where f0 may end; chosen by default. m: the largest
     to try. trust, model_name, data_root, data_path: see `yopo.runs.saved.find`.

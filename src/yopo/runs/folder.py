@@ -112,11 +112,12 @@ class EvaluationFiles:
         """Finished batches, while it goes on."""
         return self._named("-state")
 
-    def check(self) -> None:
-        """Find out before the work whether its result can be kept."""
+    def checked(self) -> "EvaluationFiles":
+        """Themselves, once it is known, before the work, that its result can be kept."""
         for path in (self.state, *self.state.glob("*")):
             refuse_link(path)
         check_writable(self.stem.parent)
+        return self
 
     def set_aside(self, when: str) -> Path:
         """Give the values and the card the name of that time; the new name of the values."""
