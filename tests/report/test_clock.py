@@ -18,13 +18,15 @@ PGD = {"method": {"name": "pgd", "steps": 5}}
 BUSY = (12.5, 12.2, 8.8, 25.4, 82.0, 158.6, 87.4)
 
 
-def timed(folder: Path, epochs: Sequence[float], cost: float) -> Path:
-    """The run with epochs of these seconds, each of `cost` propagations."""
+def timed(folder: Path, epochs: Sequence[float], cost: float, processors: float = 0.0) -> Path:
+    """The run with epochs of these seconds, each of `cost` propagations, on a part of a CPU."""
     line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
     lines, seconds = [], 0.0
     for number, each in enumerate(epochs, 1):
         seconds += each
         spent = {"train_seconds": seconds, "propagations": cost * number}
+        if processors:
+            spent["processor_seconds"] = processors * seconds
         lines.append(line | spent | {"epoch": number})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = json.loads((folder / "result.json").read_text()) | spent
@@ -73,6 +75,22 @@ def test_steady_times_that_do_not_fit_the_propagations_are_no_ratio(tmp_path: Pa
     said = " ".join(headline(read_runs([pgd, fast])))
     assert " trained in " not in said
     assert "a propagation of YOPO-2-2 took 4.4 times as long as one of PGD-5" in said
+
+
+@pytest.mark.parametrize("hardware", ["x86_64 cpu, 1 threads", "one GPU"])
+def test_a_machine_that_was_always_busy_is_known_by_its_processor_time(
+    tmp_path: Path, hardware: str
+) -> None:
+    """All of PGD's epochs took twice as long as alone; neither scatter nor cost tells."""
+    pgd = timed(write_run(tmp_path / "pgd", PGD, hardware=hardware), [20.0] * 7, 2.0, 0.5)
+    fast = timed(write_run(tmp_path / "fast", hardware=hardware), [6.0] * 7, 1.0, 1.0)
+    said = " ".join(headline(read_runs([pgd, fast])))
+    if "cpu" in hardware:
+        assert " trained in " not in said
+        assert "(YOPO-2-2 had 1.00 processors to itself, PGD-5 0.50)" in said
+        assert "YOPO-2-2 took 0.60 of PGD-5's processor time and made 0.50 of its propag" in said
+    else:  # where a processor waits for the GPU its time says nothing
+        assert "YOPO-2-2 trained in 0.30 of PGD-5's time" in said
 
 
 def test_of_several_seeds_the_undisturbed_ones_count(tmp_path: Path) -> None:

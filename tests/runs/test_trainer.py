@@ -330,7 +330,8 @@ def test_the_clock_counts_training_only(tmp_path: Path, monkeypatch: pytest.Monk
 
         return slow
 
-    clock = types.SimpleNamespace(perf_counter=lambda: now, monotonic=lambda: now)
+    names = ("perf_counter", "monotonic", "process_time")
+    clock = types.SimpleNamespace(**dict.fromkeys(names, lambda: now))
     for module in (yopo.runs.trainer, yopo.runs.learner, yopo.runs.epoch_end, yopo.runs.keeper):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(yopo.runs.trainer, "CHECK_EVERY", 1)
@@ -345,6 +346,7 @@ def test_the_clock_counts_training_only(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(state, "save", taking(10000, state.save))
     result = trainer.run()
     assert result["train_seconds"] == 3 * 5
+    assert trainer.progress.processor_seconds == 3 * 5
     assert result["warmup_seconds"] == 10
     assert result["evaluate_seconds"] == 3 * 100
     assert result["propagations"] == pytest.approx(3 * (2 + 2 / 3))

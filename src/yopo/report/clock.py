@@ -11,11 +11,12 @@ from yopo.report.records import Run
 # by at most 0.21 of their median, and a propagation of one method takes up to 1.8 of another's.
 SCATTER = 0.25  # the middle half of the epochs' times, in parts of the median
 APART = 2.0  # a ratio of times, in parts of the ratio of propagations
+SHARED = 1.25  # the processors that one run had, in parts of another's with as many threads
 
 
-def epoch_seconds(run: Run) -> list[float]:
+def epoch_seconds(run: Run, of: str = "train_seconds") -> list[float]:
     """What each epoch took, in the order they were trained."""
-    marks = [0.0] + [s for line in run.lines if (s := line.get("train_seconds")) is not None]
+    marks = [0.0] + [s for line in run.lines if (s := line.get(of)) is not None]
     return [after - before for before, after in pairwise(marks) if after > before]
 
 
@@ -33,6 +34,14 @@ def busy(run: Run) -> str | None:
     if high - low <= SCATTER * middle:
         return None
     return f"epochs took {duration(min(times))} to {duration(max(times))}"
+
+
+def processor_seconds(runs: Sequence[Run]) -> float | None:
+    """As `undisturbed`, in processor time, which others' work hardly changes; None on a GPU."""
+    if any("cpu" not in run.environment.get("hardware", "") for run in runs):
+        return None
+    each = [epoch_seconds(run, "processor_seconds") for run in runs]
+    return mean(median(times) * len(times) for times in each) if all(each) else None
 
 
 def undisturbed(runs: Sequence[Run]) -> float | None:

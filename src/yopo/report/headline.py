@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from statistics import mean
 
 from yopo.evaluation.card import duration, percent
-from yopo.report.clock import busy, disagree, undisturbed
+from yopo.report.clock import SHARED, busy, disagree, processor_seconds, undisturbed
 from yopo.report.groups import baseline, called, same_hardware, seeds, timed
 from yopo.report.lesson import equal_cost, lesson
 from yopo.report.records import Run
@@ -99,20 +99,25 @@ def _cost(name: str, other: str, group: Sequence[Run], rivals: Sequence[Run]) ->
     """Time and propagations in parts of the rivals'; no time where the machine was busy."""
     ours, theirs = undisturbed(group), undisturbed(rivals)
     cost = _mean(group, "propagations") / _mean(rivals, "propagations")
+    mine, yours = processor_seconds(group), processor_seconds(rivals)
+    spent = f"{name} made {cost:.2f} of {other}'s propagations"
+    if mine and yours:
+        used = f"took {mine / yours:.2f} of {other}'s processor time and "
+        spent = f"{name} {used}made {cost:.2f} of its propagations"
+    busy_while = f"The machine was busy while {name} or {other} trained"
     if ours is None or theirs is None:
         took = {run: words for run in (*group, *rivals) if (words := busy(run))}
         how = "; ".join(f"{run.label}'s {words}" for run, words in took.items())
-        return (
-            f"The machine was busy while {name} or {other} trained ({how}), so their times do not "
-            f"compare; {name} made {cost:.2f} of {other}'s propagations"
-        )
+        return f"{busy_while} ({how}), so their times do not compare; {spent}"
+    if mine and yours and not 1 / SHARED <= (mine / ours) / (yours / theirs) <= SHARED:
+        had = f"{name} had {mine / ours:.2f} processors to itself, {other} {yours / theirs:.2f}"
+        return f"{busy_while} ({had}), so their times do not compare; {spent}"
     if disagree(ours / theirs, cost):
         apart = ours / theirs / cost
         slow, fast = (name, other) if apart > 1 else (other, name)
         return (
-            f"The machine was busy while {name} or {other} trained: a propagation of {slow} took "
-            f"{max(apart, 1 / apart):.1f} times as long as one of {fast}. So their times do not "
-            f"compare; {name} made {cost:.2f} of {other}'s propagations"
+            f"{busy_while}: a propagation of {slow} took {max(apart, 1 / apart):.1f} times as long "
+            f"as one of {fast}. So their times do not compare; {spent}"
         )
     if group[0].short:
         ours, theirs = ours / group[0].config["epochs"], theirs / rivals[0].config["epochs"]

@@ -78,6 +78,7 @@ class EpochEnd:
         return {
             "epoch": p.epoch + 1,
             "train_seconds": p.train_seconds,
+            "processor_seconds": p.processor_seconds,
             "propagations": p.propagations,
             "rate": p.rate_scale * rate(c, p.epoch),
             "loss": loss_sum / self.learner.world / p.step,

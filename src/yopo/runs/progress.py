@@ -61,6 +61,7 @@ class Progress:
     step: int = 0  # batches done in this epoch
     updates: int = 0  # optimizer steps so far
     train_seconds: float = 0.0
+    processor_seconds: float = 0.0  # of this process meanwhile, all its threads together
     evaluate_seconds: float = 0.0
     propagations: float = 0.0  # per training image
     loss_sum: float = 0.0  # of this epoch

@@ -176,6 +176,7 @@ class Line(BaseModel):
     clean: Share | None = None
     images: Count | None = None
     train_seconds: Spent | None = None
+    processor_seconds: Spent | None = None
     propagations: Spent | None = None
     collapse: Text = ""
     action: Words = ""

@@ -135,13 +135,14 @@ class Trainer:
         right = torch.tensor(p.right, device=device)
         self.learner.model.train()
         self.learner.wait()
-        started, glance = time.perf_counter(), Glance()
+        started, glance, used = time.perf_counter(), Glance(), time.process_time()
 
         def settle() -> None:
-            nonlocal started
+            nonlocal started, used
             p.loss_sum, p.right = float(loss), float(right)  # waits for the device
             p.train_seconds += time.perf_counter() - started
-            started = time.perf_counter()
+            p.processor_seconds += time.process_time() - used
+            started, used = time.perf_counter(), time.process_time()
 
         for x, y in self.loader.epoch(p.epoch, p.step):
             out = self._step(x, y, p.step)
@@ -169,7 +170,7 @@ class Trainer:
                     raise StopRequested(self.keeper.save_now())
                 if due and p.step < steps:
                     self.keeper.save()
-                    started = time.perf_counter()
+                    started, used = time.perf_counter(), time.process_time()
         return None
 
     def _step(self, x: Tensor, y: Tensor, number: int) -> yopo.Step:
