@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import yopo
-from yopo.data import load
-from yopo.data.loader import Augment, Loader
+from yopo.data import Augment, Loader, load
 
 M = 3
 INNER = (1, 3, 10)

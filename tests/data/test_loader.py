@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from yopo.data import Augment, Loader
-from yopo.data.loader import apply, draw, generator
+from yopo.data.augment import apply, draw, generator
 
 CPU = torch.device("cpu")
 FULL = Augment(crop=2, flip=True, cutout=3)

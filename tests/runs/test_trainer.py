@@ -190,7 +190,7 @@ def test_held_out_images_are_apart_and_the_test_set_is_touched_at_the_end_only(
 ) -> None:
     trainer = tiny_trainer(tmp_path)
     data = tiny_data()
-    held = {image.numpy().tobytes() for image in trainer.images.held[0]}
+    held = {image.numpy().tobytes() for image in trainer.images.held.read(torch.arange(20))}
     trained = [
         image.numpy().tobytes()
         for x, _ in trainer.loader.epoch(0)
@@ -468,7 +468,7 @@ def test_going_back_keeps_the_best_weights(tmp_path: Path, monkeypatch: pytest.M
 def test_one_answer_for_all_images_is_the_least(tmp_path: Path) -> None:
     assert commonest(torch.tensor([2, 0, 2, 1])) == 0.5
     trainer = tiny_trainer(tmp_path)
-    assert trainer.images.chance == commonest(trainer.images.held[1])
+    assert trainer.images.chance == commonest(trainer.images.held.labels)
 
 
 def test_a_first_batch_that_does_not_fit_leaves_the_folder_free(tmp_path: Path) -> None:

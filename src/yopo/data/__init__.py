@@ -4,8 +4,26 @@ A file becomes arrays in `formats`, which trusts none; `sources` checks and name
 uint8 all the way; `loader` shuffles and augments them on the device and divides by 255 there.
 """
 
+from yopo.data.augment import Augment
 from yopo.data.fetch import get
-from yopo.data.loader import Augment, Loader
+from yopo.data.items import Items
+from yopo.data.loader import Loader
+from yopo.data.source import Feed, InMemory, Pictures, Rows, Source, Sources
 from yopo.data.sources import Arrays, default_root, load, mnist_subset
 
-__all__ = ["Arrays", "Augment", "Loader", "default_root", "get", "load", "mnist_subset"]
+__all__ = [
+    "Arrays",
+    "Augment",
+    "Feed",
+    "InMemory",
+    "Items",
+    "Loader",
+    "Pictures",
+    "Rows",
+    "Source",
+    "Sources",
+    "default_root",
+    "get",
+    "load",
+    "mnist_subset",
+]

@@ -1,83 +1,12 @@
 """Batches from arrays on the device: shuffled, augmented, the same for every world size."""
 
-import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class Augment:
-    """What is done to training images, in this order."""
-
-    crop: int = 0  # random shift by up to this many pixels, zero padding
-    flip: bool = False  # mirror horizontally with probability 1/2
-    cutout: int = 0  # side of a square set to 0, its centre anywhere in the image
-
-    def __post_init__(self) -> None:
-        for name in ("crop", "cutout"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"expected {name} of at least 0 pixels, got {getattr(self, name)}; 0 is off"
-                )
-
-
-def draw(augment: Augment, *, n: int, height: int, width: int, seed: int, epoch: int) -> Tensor:
-    """Random numbers for the n images of an epoch: down, right, mirrored, top, left.  # (n, 5)
-
-    Each is drawn from its own generator, so that one augmentation does not change another's.
-    """
-    c, half = augment.crop, augment.cutout // 2
-    ranges = {
-        "crop down": (-c, c + 1),
-        "crop right": (-c, c + 1),
-        "flip": (0, 1 + augment.flip),
-        "cutout top": (-half, height - half),
-        "cutout left": (-half, width - half),
-    }
-    columns = [
-        torch.randint(low, high, (n,), generator=generator(seed, epoch, purpose))
-        for purpose, (low, high) in ranges.items()
-    ]
-    return torch.stack(columns, 1)
-
-
-def apply(augment: Augment, x: Tensor, numbers: Tensor) -> Tensor:  # (B, C, H, W) uint8, (B, 5)
-    """Shift, mirror and cut out all images at once, where x is.
-
-    Pixel (i, j) of the result is pixel (i + down, j' + right) of the image, with j' = W - 1 - j
-    where it is mirrored; 0 outside the image and in the square.
-    """
-    if augment == Augment():
-        return x
-    height, width = x.shape[2:]
-    down, right, mirrored, top, left = numbers[:, :, None].unbind(1)  # (B, 1) each
-    i, j = (torch.arange(side, device=x.device)[None] for side in (height, width))
-    keep = torch.ones((), dtype=torch.bool, device=x.device)
-    if augment.crop or augment.flip:
-        rows = i + down  # (B, H)
-        columns = torch.where(mirrored == 1, width - 1 - j, j) + right  # (B, W)
-        keep = _inside(rows, 0, height)[:, :, None] & _inside(columns, 0, width)[:, None]
-        place = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None]
-        place = place.flatten(1)[:, None].expand(-1, x.shape[1], -1)  # (B, C, H * W)
-        x = x.flatten(2).gather(2, place).view_as(x)
-    if augment.cutout:
-        square = _inside(i, top, top + augment.cutout)[:, :, None]
-        keep = keep & ~(square & _inside(j, left, left + augment.cutout)[:, None])
-    return x * keep[:, None]
-
-
-def _inside(values: Tensor, low: Tensor | int, high: Tensor | int) -> Tensor:
-    return (values >= low) & (values < high)
-
-
-def generator(seed: int, epoch: int, purpose: str) -> torch.Generator:
-    """A CPU generator for one purpose in one epoch; nearby seeds have nothing in common."""
-    key = hashlib.sha256(f"{seed}/{epoch}/{purpose}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)
+from yopo.data.augment import Augment, apply, draw, generator
 
 
 class Loader:
@@ -122,14 +51,9 @@ class Loader:
         n, (height, width) = len(self.y), self.x.shape[2:]
         order = torch.randperm(n, generator=generator(self.seed, epoch, "order"))
         numbers = draw(self.augment, n=n, height=height, width=width, seed=self.seed, epoch=epoch)
-        shares = [self._share(step) for step in range(start, len(self))]
+        steps = range(start, len(self))
+        shares = [share(step, self.batch, self.rank, self.world) for step in steps]
         return self._steps(order, numbers, shares)
-
-    def _share(self, step: int) -> slice:
-        """Where this rank's part of a global batch lies in the epoch."""
-        share = self.batch // self.world
-        first = step * self.batch + self.rank * share
-        return slice(first, first + share)
 
     def _steps(
         self, order: Tensor, numbers: Tensor, shares: list[slice]
@@ -170,19 +94,31 @@ def _check(x: Tensor, y: Tensor, *, batch: int, rank: int, world: int) -> None:
             f"expected uint8 images (N, C, H, W), got {x.dtype} of shape {tuple(x.shape)}; "
             "keep pixels from 0 to 255, the loader divides by 255"
         )
-    if len(x) == 0:
-        raise ValueError("expected at least one image, got none; check the data set")
     if y.shape != (len(x),) or y.is_floating_point():
         raise ValueError(
             f"expected a whole-number label for each of {len(x)} images, "
             f"got {y.dtype} of shape {tuple(y.shape)}; x and y must have one length"
         )
+    check_batch(len(x), batch=batch, rank=rank, world=world)
+
+
+def share(step: int, batch: int, rank: int, world: int) -> slice:
+    """Where a rank's part of a global batch lies in the epoch."""
+    share = batch // world
+    first = step * batch + rank * share
+    return slice(first, first + share)
+
+
+def check_batch(n: int, *, batch: int, rank: int, world: int) -> None:
+    """Refuse a batch that n images and so many processes do not allow."""
+    if n == 0:
+        raise ValueError("expected at least one image, got none; check the data set")
     if batch < 1:
         raise ValueError(f"expected batch of at least 1, got {batch}; give a positive number")
-    if batch > len(x):
+    if batch > n:
         raise ValueError(
-            f"expected batch of at most {len(x)}, the number of images, got {batch}; "
-            f"use a smaller batch: --batch {len(x)}"
+            f"expected batch of at most {n}, the number of images, got {batch}; "
+            f"use a smaller batch: --batch {n}"
         )
     if not 0 <= rank < world:
         raise ValueError(f"expected rank from 0 to {world - 1}, got {rank}; world is {world}")

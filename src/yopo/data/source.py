@@ -1,13 +1,25 @@
-"""What a run asks of a data set that need not be in memory: batches to train on, and pictures."""
+"""What a run asks of a data set: batches to train on, and pictures to look at.
 
-from collections.abc import Iterator
-from typing import Protocol
+A data set that is in memory is `Arrays`, any other `Sources`. Both have `names` of classes,
+`notes`, `pictures` (training images as they are, without augmentation) and `test`.
+"""
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeGuard
+
+import torch
 from torch import Tensor
+
+from yopo.data.augment import Augment
 
 
 class Source(Protocol):
-    """Training images. `Loader` is one."""
+    """Training images. `Loader` is one.
+
+    It may also have `state()`, values for JSON that are kept in checkpoints, and `restore(state)`,
+    which returns "", or a line that says why what follows is not exactly what would have been.
+    """
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -17,7 +29,7 @@ class Source(Protocol):
 
 
 class Pictures(Protocol):
-    """Images that are read when they are looked at: held out, or to test."""
+    """Images that are read when they are looked at."""
 
     @property
     def labels(self) -> Tensor:
@@ -32,3 +44,126 @@ class Pictures(Protocol):
 
     def read(self, rows: Tensor) -> Tensor:
         """Images (B, C, H, W) uint8 of these rows (B,), on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What a run tells whoever makes its training batches."""
+
+    batch: int  # images of a step, over all processes
+    seed: int
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+    augment: Augment = Augment()  # noqa: RUF009
+    workers: int = 0  # processes that decode
+    say: Callable[[str], None] = lambda _: None  # to the one who watches
+
+    @property
+    def share(self) -> int:
+        """Images of a step in this process."""
+        return self.batch // self.world
+
+
+Opens = Callable[[Feed], Source]
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """A data set that need not be in memory; what a `build_data` of your own returns."""
+
+    train: Source | Opens | Pictures  # of pictures, batches are made as of arrays in memory
+    test: Pictures
+    names: Sequence[str]  # of the classes; their order gives the labels
+    identity: str  # whatever tells it from another data set: a version, a digest of file names
+    held: Pictures | None = None  # not trained on; drawn from `train` where that is pictures
+    notes: Sequence[str] = ()  # what a user should know of it
+    images: int | None = None  # training images, where `train` does not tell
+
+    def __post_init__(self) -> None:
+        if not (can_read(self.train) or hasattr(self.train, "epoch") or callable(self.train)):
+            raise ValueError(
+                "expected train to have epoch(epoch, start), or labels, shape and read(rows), got "
+                f"{type(self.train).__name__}; see docs/data.md for what makes one of it"
+            )
+        for name, part in (("test", self.test), ("held", self.held)):
+            if not can_read(part) and (part is not None or name == "test"):
+                raise ValueError(
+                    f"expected {name} to have labels, shape and read(rows), got "
+                    f"{type(part).__name__}; yopo.data.Items(...) makes that of a torch Dataset"
+                )
+        if self.held is None and not can_read(self.train):
+            raise ValueError(
+                "expected held, images that are not trained on: they are drawn only from a train "
+                "that can be read by rows; give yopo.data.Sources(held=...)"
+            )
+        if not self.identity or not isinstance(self.identity, str):
+            raise ValueError(
+                "expected identity, words that tell this data set from another, got "
+                f"{self.identity!r}; its place or version will do"
+            )
+
+    @property
+    def pictures(self) -> Pictures:
+        """Training images as they are, or where they cannot be read by rows, those held out."""
+        if can_read(self.train):
+            return self.train
+        assert self.held is not None
+        return self.held
+
+    @property
+    def many(self) -> int | None:
+        """Training images, held out or not, if that is known."""
+        return len(self.train) if can_read(self.train) else self.images
+
+
+def can_read(found: object) -> TypeGuard[Pictures]:
+    """Whether these are pictures; what they hold is not looked at."""
+    return hasattr(found, "read") and not hasattr(found, "epoch")
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """Pictures that are arrays."""
+
+    x: Tensor  # (N, C, H, W) uint8
+    labels: Tensor  # (N,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image (C, H, W)."""
+        return tuple(self.x.shape[1:])
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.x)
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Images of these rows."""
+        return self.x[rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some of other pictures."""
+
+    of: Pictures
+    rows: Tensor  # (N,)
+
+    @property
+    def labels(self) -> Tensor:
+        """Theirs."""
+        return self.of.labels[self.rows]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image (C, H, W)."""
+        return self.of.shape
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.rows)
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Images of these rows."""
+        return self.of.read(self.rows[rows])

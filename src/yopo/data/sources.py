@@ -16,6 +16,8 @@ from torch import Tensor
 
 from yopo.data.folders import read_folder
 from yopo.data.formats import read_batch, read_idx_file, read_npz, said
+from yopo.data.listing import look_into
+from yopo.data.source import InMemory
 
 SPLITS = ("train", "test")
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -47,6 +49,21 @@ class Arrays:
     y_test: Tensor
     names: tuple[str, ...]  # of the classes; its length is their number
     notes: tuple[str, ...] = ()  # what a user should know of them
+
+    @property
+    def pictures(self) -> InMemory:
+        """Those to train on."""
+        return InMemory(self.x_train, self.y_train)
+
+    @property
+    def test(self) -> InMemory:
+        """Those to test on."""
+        return InMemory(self.x_test, self.y_test)
+
+    @property
+    def many(self) -> int:
+        """Training images."""
+        return len(self.x_train)
 
 
 def default_root() -> Path:
@@ -292,5 +309,5 @@ def _read_cifar10(place: Path) -> dict[str, NDArray[Any]]:
 def _from_folder(root: Path, size: int | None, skip_broken: bool) -> Arrays:
     if size is not None and size < 1:
         raise ValueError(f"expected size of at least 1, got {size}")
-    train, test, names, notes = read_folder(root, size, skip_broken)
+    train, test, names, notes = read_folder(look_into(root), size, skip_broken)
     return Arrays(*train.tensors(), *test.tensors(), names, tuple(notes))

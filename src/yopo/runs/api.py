@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 import yopo
 from yopo.evaluation.network import Precision
 from yopo.evaluation.result import Result
@@ -153,7 +155,7 @@ def train_run(
             watch.say(line)
         if (weak := out_of_reach(config)) is not None:
             watch.say(f"{name or config.method.name}: {weak}")
-        with stopped_by_signals(ask), misfits_in_a_sentence(config, data.x_train):
+        with stopped_by_signals(ask), misfits_in_a_sentence(config, data.pictures.shape):
             return trainer.run()
 
 
@@ -229,7 +231,7 @@ def measure_cost(config: Config, device: str | None = None) -> Cost:
     with tempfile.TemporaryDirectory() as out:
         trainer = Trainer(config, data, Path(out), Logged(), pick_device(device))
         notes = said_of(config, data)
-        with misfits_in_a_sentence(config, data.x_train):
+        with misfits_in_a_sentence(config, data.pictures.shape):
             return Cost(config, notes, len(trainer.loader), *trainer.measure(steps=5))
 
 
@@ -274,7 +276,8 @@ def evaluate_run(
         run, attacks, weights=weights, eps=eps, trust=trust, model_name=model_name, **where
     )
     arrays = load_data(saved)
-    x, y, drawn = evaluating.choose_images(arrays.x_test, arrays.y_test, samples, seed)
+    test = arrays.test.read(torch.arange(len(arrays.test)))
+    x, y, drawn = evaluating.choose_images(test, arrays.test.labels, samples, seed)
     model = load_model(saved, arrays).to(pick_device(device))
     written = folder.EvaluationFiles.of(run).checked()
     result = yopo.evaluate(

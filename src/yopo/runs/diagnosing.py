@@ -43,12 +43,13 @@ def diagnose_run(
     saved = find(run, weights, trust=trust, model_name=model_name, **whose)
     target, data = pick_device(device), load_data(saved)
     model = load_model(saved, data)
-    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed))
+    pictures = data.pictures
+    order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(seed))
     chosen = order[:images]
     study: Tree = diagnose(
         model.to(target),
-        data.x_train[chosen].to(target) / 255,
-        data.y_train[chosen].to(target),
+        pictures.read(chosen).to(target) / 255,
+        pictures.labels[chosen].to(target),
         build_threat(saved.config.threat),
         splits=splits,
         m=m,

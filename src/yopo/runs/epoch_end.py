@@ -99,19 +99,22 @@ class EpochEnd:
         clean, robust = self.evaluate(images)
         looks = c.diagnose.every and (p.epoch + 1) % c.diagnose.every == 0
         if looks and self.learner.rank == 0:
-            x, y = (t[: c.diagnose.images] for t in held)
+            few = torch.arange(min(len(held), c.diagnose.images))
+            x, y = held.read(few), held.labels[few]
             try:
                 line["diagnose"] = drift(self.learner.follower, x, y, c)
             except ValueError as error:  # such as a network that is no sequence of layers
                 self.files.watch.say(f"not diagnosed: {error}")
         p.evaluate_seconds += time.perf_counter() - started
-        line |= {"clean": clean, "robust": robust, "images": min(images, len(held[0]))}
+        line |= {"clean": clean, "robust": robust, "images": min(images, len(held))}
 
     def evaluate(self, images: int) -> tuple[float, float]:
         """Clean and PGD accuracy on so many held-out images, by the first process."""
         both = [0.0, 0.0]
         if self.learner.rank == 0:
-            x, y = (t[:images] for t in self.images.held)
+            held = self.images.held
+            rows = torch.arange(min(len(held), images))
+            x, y = held.read(rows), held.labels[rows]
 
             def tell(name: str, part: float, accuracy: float) -> None:
                 self.tell(f"held-out {name}", part, accuracy)

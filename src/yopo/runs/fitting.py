@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from yopo.core.threat import Linf
-from yopo.data.sources import Arrays
 from yopo.runs.build import build_threat
-from yopo.runs.images import held_out
+from yopo.runs.images import Data, to_train_on
 from yopo.runs.overlay import overlay
 from yopo.runs.settings import Config, rescaled, validate
 
@@ -28,11 +26,12 @@ MISFIT = re.compile(
 )
 
 
-def fitted(config: Config, data: Arrays) -> Config:
+def fitted(config: Config, data: Data) -> Config:
     """With the batch and the epochs that the images need, as far as `fit` lets these change."""
     if not config.fit:
         return config
-    n = len(data.x_train) - held_out(len(data.x_train), config)
+    if (n := to_train_on(data, config)) is None:
+        return config.model_copy(update={"fit": []})
     batch = config.batch
     if "batch" in config.fit:
         most = min(batch, max(SMALLEST, n // STEPS_AN_EPOCH), n)
@@ -45,7 +44,7 @@ def fitted(config: Config, data: Arrays) -> Config:
 
 
 @contextmanager
-def misfits_in_a_sentence(config: Config, x: Tensor) -> Iterator[None]:  # (N, C, H, W)
+def misfits_in_a_sentence(config: Config, shape: tuple[int, ...]) -> Iterator[None]:
     """Say of a network that does not take the images which shapes do not go together."""
     try:
         yield
@@ -58,22 +57,22 @@ def misfits_in_a_sentence(config: Config, x: Tensor) -> Iterator[None]:  # (N, C
         theirs = [f for f in frames if not any(Path(f.filename).is_relative_to(p) for p in around)]
         where = f" (line {theirs[-1].lineno} of {theirs[-1].filename})" if theirs else ""
         raise ValueError(
-            f"the network {config.model.name} does not take images of shape {tuple(x.shape[1:])}: "
+            f"the network {config.model.name} does not take images of shape {shape}: "
             f"{first}{where}; see its --model.options, or --model.name fitted, which takes any"
         ) from None
 
 
-def said_of(config: Config, data: Arrays) -> list[str]:
+def said_of(config: Config, data: Data) -> list[str]:
     """What a user should know of these images, with these settings, before training."""
     lines = list(data.notes)
-    n = len(data.x_train) - held_out(len(data.x_train), config)
+    n = to_train_on(data, config) or 0
     if (left := n % config.batch) > 0.01 * n and left < n:
         lines.append(
             f"each epoch takes {n - left} of the {n} training images in batches of {config.batch}; "
             f"the {left} left over are others each time"
         )
     threat = build_threat(config.threat)
-    if isinstance(threat, Linf) and threat.eps > VISIBLE and data.x_train.shape[1] == 3:
+    if isinstance(threat, Linf) and threat.eps > VISIBLE and data.pictures.shape[0] == 3:
         lines.append(
             f"eps = {threat.eps:.3g} may move each colour by {round(255 * threat.eps)} of 255, "
             "which makes a photograph another picture; for photographs --threat.eps 8/255 is usual"

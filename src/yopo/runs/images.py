@@ -1,31 +1,53 @@
 """The images of a run: those it trains on, those held out, and the test set."""
 
 import hashlib
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from yopo.core.digest import raw
+from yopo.core.digest import raw, values_digest
 from yopo.core.random import mix
+from yopo.data.loader import Loader
+from yopo.data.source import Feed, InMemory, Opens, Pictures, Rows, Source, Sources, can_read
 from yopo.data.sources import Arrays
+from yopo.data.streamed import Streamed
 from yopo.runs.measure import commonest
+from yopo.runs.sections import DataConfig, ModelConfig
 from yopo.runs.settings import Config
 
+SAMPLE = 512  # images by which a network normalises, where not all are in memory
+MOST = 16  # processes that decode, by default
 FEW = 200  # held-out images for the guard, in epochs without a full evaluation
-Labelled = tuple[Tensor, Tensor]  # (N, C, H, W) uint8, (N,)
+Data = Arrays | Sources
 
 
 @dataclass(slots=True)
 class Images:
     """A data set as a run uses it."""
 
-    train: Labelled
-    held: Labelled  # not trained on: the best weights are chosen by them
-    test: Labelled  # looked at once, at the end
+    open: Opens  # makes batches of those to train on
+    many: int | None  # to train on, if that is known before
+    held: Pictures  # not trained on: the best weights are chosen by them
+    test: Pictures  # looked at once, at the end
     chance: float  # what always giving the same answer has on the held-out images
     classes: int
-    digest: str  # SHA-256 of the whole training set
+    digest: str  # SHA-256 of the whole training set, or of what tells it from another
+    test_digest: Callable[[], str]
+
+
+def look(data: Data, model: ModelConfig) -> Tensor:  # (N, C, H, W) uint8
+    """Training images by which the network is built: those that it normalises by."""
+    pictures = data.pictures
+    if isinstance(pictures, InMemory):
+        return pictures.x
+    many = min(len(pictures), SAMPLE) if model.normalize else 0
+    if not many:
+        return torch.empty(0, *pictures.shape, dtype=torch.uint8)
+    return pictures.read(torch.arange(many) * len(pictures) // many)
 
 
 def held_out(n: int, config: Config) -> int:
@@ -38,21 +60,92 @@ def held_out(n: int, config: Config) -> int:
     return out
 
 
-def split(data: Arrays, config: Config) -> Images:
+def to_train_on(data: Data, config: Config) -> int | None:
+    """How many images are trained on, if that is known before their batches are."""
+    if data.many is None or (isinstance(data, Sources) and data.held is not None):
+        return data.many
+    return data.many - held_out(data.many, config)
+
+
+def split(data: Data, config: Config) -> Images:
     """Hold images out of the training set, drawn with the run's seed."""
+    if isinstance(data, Sources):
+        return _of_sources(data, config)
     sha = hashlib.sha256(repr(tuple(data.x_train.shape)).encode())
     for tensor in (data.x_train, data.y_train):
         sha.update(raw(tensor))
-    n = len(data.x_train)
-    out = held_out(n, config)
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(mix(config.seed, "split")))
-    rest, held = order[out:].sort().values, order[:out]
-    labels = data.y_train[held]
+    rest, held = _drawn(len(data.x_train), config)
+    x, y = data.x_train[rest], data.y_train[rest]
+    resident = config.data.resident
+
+    def open_(feed: Feed) -> Loader:
+        return Loader(
+            x,
+            y,
+            batch=feed.batch,
+            seed=feed.seed,
+            device=feed.device,
+            augment=feed.augment,
+            rank=feed.rank,
+            world=feed.world,
+            resident=resident,
+        )
+
+    kept = InMemory(data.x_train[held], data.y_train[held])
+    test = data.test
     return Images(
-        train=(data.x_train[rest], data.y_train[rest]),
-        held=(data.x_train[held], labels),
-        test=(data.x_test, data.y_test),
-        chance=max(commonest(y) for y in (labels, labels[:FEW])),
+        open=open_,
+        many=len(rest),
+        held=kept,
+        test=test,
+        chance=_chance(kept),
         classes=len(data.names),
         digest=sha.hexdigest(),
+        test_digest=lambda: values_digest(test.x, test.labels),
     )
+
+
+def _of_sources(data: Sources, config: Config) -> Images:
+    train, held = data.train, data.held
+    if held is None:
+        assert can_read(train)  # as its own check has it
+        rest, out = _drawn(len(train), config)
+        train, held = Rows(train, rest), Rows(train, out)
+    return Images(
+        open=_opens(train),
+        many=to_train_on(data, config),
+        held=held,
+        test=data.test,
+        chance=_chance(held),
+        classes=len(data.names),
+        digest=values_digest("identity", data.identity),
+        test_digest=lambda: values_digest("identity", data.identity, data.test.labels),
+    )
+
+
+def _opens(train: Source | Opens | Pictures) -> Opens:
+    """Who makes batches of it."""
+    if can_read(train):
+        return lambda feed: Streamed(train, feed)
+    if hasattr(train, "epoch"):
+        return lambda _: cast(Source, train)
+    return cast(Opens, train)
+
+
+def _drawn(n: int, config: Config) -> tuple[Tensor, Tensor]:
+    """Rows to train on, in order, and rows to hold out."""
+    out = held_out(n, config)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(mix(config.seed, "split")))
+    return order[out:].sort().values, order[:out]
+
+
+def workers(config: DataConfig) -> int:
+    """Processes that decode for this one; by default the machine's cores are shared out."""
+    if config.workers is not None:
+        return config.workers
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(MOST, (cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def _chance(held: Pictures) -> float:
+    return max(commonest(y) for y in (held.labels, held.labels[:FEW]))

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 import yopo
 from yopo.core.exchange import differing
 from yopo.core.random import mix, seed_all
-from yopo.data.sources import Arrays
 from yopo.engine.ema import EMA
 from yopo.engine.engine import Engine
 from yopo.runs import distributed
 from yopo.runs.build import build_method, build_model, build_optimizer, build_threat
+from yopo.runs.images import Data, look
 from yopo.runs.progress import Progress, Watcher
 from yopo.runs.schedule import rate
 from yopo.runs.settings import Config
@@ -22,9 +22,7 @@ from yopo.runs.snapshot import Snapshot
 class Learner:
     """The parts that change while a run trains, in one of its processes."""
 
-    def __init__(
-        self, config: Config, data: Arrays, watcher: Watcher, device: torch.device
-    ) -> None:
+    def __init__(self, config: Config, data: Data, watcher: Watcher, device: torch.device) -> None:
         self.config, self.device = config, device
         self.rank, self.world = distributed.start(device)
         seed_all(mix(config.seed, "weights"))
@@ -43,10 +41,10 @@ class Learner:
         self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
         self.engine = self._engine(watcher)
 
-    def _network(self, data: Arrays) -> nn.Module:
+    def _network(self, data: Data) -> nn.Module:
         """The network, on its device."""
         config = self.config
-        model = build_model(config.model, data.x_train, len(data.names))
+        model = build_model(config.model, look(data, config.model), len(data.names))
         if config.sync_batchnorm and self.world > 1:
             model = distributed.synchronise_batchnorm(model)
         for name, value in model.state_dict().items():

@@ -34,7 +34,7 @@ def load(
     images = load_images(saved)
     net = load_model(saved, images).to(pick_device(device))
     net.class_names = images.names  # type: ignore[assignment]
-    net.image_shape = tuple(images.x_train.shape[1:])  # type: ignore[assignment]
+    net.image_shape = images.pictures.shape  # type: ignore[assignment]
     return net
 
 

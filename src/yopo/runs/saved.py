@@ -19,6 +19,7 @@ from yopo.runs.folder import (
     read_weights_settings,
     runs_in,
 )
+from yopo.runs.images import Data, look
 from yopo.runs.settings import Config, validate
 
 
@@ -84,7 +85,7 @@ def _find(path: Path, which: str | None) -> tuple[Config, Path]:
     return validate(read_weights_settings(path)), path
 
 
-def load_data(saved: Saved) -> Arrays:
+def load_data(saved: Saved) -> Data:
     """The data that the run was trained on."""
     d = saved.config.data
     named = [p for p in (d.root, d.path) if p]
@@ -114,7 +115,7 @@ def _place(named: Path | None, weights: Path) -> Path | None:
     return next((place for place in around if place.exists()), named)
 
 
-def load_images(saved: Saved) -> Arrays:
+def load_images(saved: Saved) -> Data:
     """One black image like those of the run, with the classes' names; its data, if it says none."""
     told = read_weights_images(saved.weights)
     if told is None:
@@ -123,15 +124,15 @@ def load_images(saved: Saved) -> Arrays:
     return Arrays(x, y, x, y, tuple(told.classes))
 
 
-def load_model(saved: Saved, data: Arrays) -> nn.Module:
+def load_model(saved: Saved, data: Data) -> nn.Module:
     """The network with its weights and its normalisation, in eval mode."""
     config, weights, classes = saved.config, saved.weights, len(data.names)
     state = tensor_files.load_weights(weights)
     if saved.trusted:
-        model = build_model(config.model, data.x_train, classes)
+        model = build_model(config.model, look(data, config.model), classes)
     else:
         held = {name: tuple(tensor.shape) for name, tensor in state.items()}
-        model = strangers.build(config.model, data.x_train, classes, held)
+        model = strangers.build(config.model, look(data, config.model), classes, held)
     own = model.state_dict()
     wrong = [f"no {name}" for name in own if name not in state]
     wrong += [f"{name}, which it does not have" for name in state if name not in own]

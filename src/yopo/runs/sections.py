@@ -198,6 +198,13 @@ class DataConfig(Section):
     flip: bool = Field(False, description="mirror at random")
     cutout: FromNought = Field(0, description="side of a blanked square")
     resident: bool = Field(True, description="keep all images on the device")
+    workers: FromNought | None = Field(
+        None, description="processes that decode pictures; by default one for each core, at most 16"
+    )
+    options: Options = Field(
+        default_factory=dict,
+        description="arguments of a build_data of your own, as --data.options.root DIR",
+    )
 
 
 class ModelConfig(Section):

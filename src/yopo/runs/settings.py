@@ -73,7 +73,14 @@ def what_counts(config: Config) -> Tree:
     tree = config.tree()
     for key in ("checkpoint", "diagnose", "notes", "engine", "fit"):
         tree.pop(key)
-    for key in ("root", "path", "resident", "skip_broken"):  # the images themselves count
+    for key in (
+        "root",
+        "path",
+        "resident",
+        "skip_broken",
+        "workers",
+        "options",
+    ):  # the images themselves count
         tree["data"].pop(key)
     return tree
 

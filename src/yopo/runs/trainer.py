@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 import yopo
-from yopo.core.digest import values_digest, weights_digest
-from yopo.data.loader import Augment, Loader
-from yopo.data.sources import Arrays
+from yopo.core.digest import weights_digest
+from yopo.data.augment import Augment
+from yopo.data.source import Feed
 from yopo.evaluation.card import hardware, provenance
 from yopo.runs import distributed
 from yopo.runs.epoch_end import EpochEnd
 from yopo.runs.folder import BEST, LAST, RunFolder
 from yopo.runs.glance import Glance
 from yopo.runs.guard import learnt, nothing_learnt
-from yopo.runs.images import split
+from yopo.runs.images import Data, split, workers
 from yopo.runs.keeper import Keeper
 from yopo.runs.learner import Learner
 from yopo.runs.measure import accuracies, commonest
@@ -45,25 +45,27 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, data: Arrays, out: Path, watcher: Watcher, device: torch.device
+        self, config: Config, data: Data, out: Path, watcher: Watcher, device: torch.device
     ) -> None:
         began = time.perf_counter()
         self.config, self.progress = config, Progress()
         self.stop = False  # set from a signal handler
         self.learner = Learner(config, data, watcher, device)
         first = self.learner.rank == 0
-        images = {"classes": list(data.names), "shape": list(data.x_train.shape[1:])}
+        images = {"classes": list(data.names), "shape": list(data.pictures.shape)}
         self.files = RunFolder(out, watcher, writes=first, images=images)
         self.images = split(data, config)
-        self.loader = Loader(
-            *self.images.train,
-            batch=config.batch,
-            seed=config.seed,
-            device=device,
-            augment=Augment(config.data.crop, config.data.flip, config.data.cutout),
-            rank=self.learner.rank,
-            world=self.learner.world,
-            resident=config.data.resident,
+        self.loader = self.images.open(
+            Feed(
+                batch=config.batch,
+                seed=config.seed,
+                device=device,
+                rank=self.learner.rank,
+                world=self.learner.world,
+                augment=Augment(config.data.crop, config.data.flip, config.data.cutout),
+                workers=workers(config.data),
+                say=watcher.say,
+            )
         )
         self.keeper = Keeper(config, self.learner, self.files, self.progress, self.images.digest)
         self.epoch_end = EpochEnd(
@@ -75,9 +77,10 @@ class Trainer:
         """The data, the network and the device, in a sentence."""
         images = self.images
         weights = sum(p.numel() for p in self.learner.model.parameters())
-        kept = f"{len(images.held[0]):,} held out, {len(images.test[0]):,} to test"
+        kept = f"{len(images.held):,} held out, {len(images.test):,} to test"
         where = hardware(self.learner.device)
-        text = f"{len(images.train[0]):,} training images of {images.classes} classes, {kept}; "
+        many = images.many or len(self.loader) * self.config.batch
+        text = f"{many:,} training images of {images.classes} classes, {kept}; "
         text += f"{weights:,} parameters; {where}"
         return text + ("; compiling first" if self.learner.engine else "")
 
@@ -194,7 +197,7 @@ class Trainer:
         result: dict[str, Any] = {}
         if self.learner.rank == 0:
             began, p = time.perf_counter(), self.progress
-            images, steps = len(self.images.test[0]), self.config.evaluate.steps
+            images, steps = len(self.images.test), self.config.evaluate.steps
             self.files.watch.say(f"attacking {images:,} test images with PGD-{steps}")
             written = self._write_weights()
             result, digests = self._test()
@@ -205,9 +208,9 @@ class Trainer:
                 "test_seconds": time.perf_counter() - began,
                 **self.seconds,
                 "propagations": p.propagations,
-                "test_images": len(self.images.test[0]),
-                "test_sha256": values_digest(*self.images.test),
-                "chance": commonest(self.images.test[1]),
+                "test_images": len(self.images.test),
+                "test_sha256": self.images.test_digest(),
+                "chance": commonest(self.images.test.labels),
                 "weights_sha256": digests,
                 "environment": provenance(self.learner.follower, self.learner.device, [])
                 | {"hardware": ", then ".join(p.hardware)},
@@ -256,6 +259,8 @@ class Trainer:
         def tell(name: str, part: float, accuracy: float) -> None:
             self._tell(f"{shown} {name}", part, accuracy)
 
-        clean, robust = accuracies(follower, *self.images.test, self.config, share, tell)
+        test = self.images.test
+        x, y = test.read(torch.arange(len(test))), test.labels
+        clean, robust = accuracies(follower, x, y, self.config, share, tell)
         shares = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
         return shares, weights_digest(follower)

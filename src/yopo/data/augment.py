@@ -1,0 +1,78 @@
+"""What is done to training images, drawn for a whole epoch and applied to a batch at once."""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Augment:
+    """What is done to training images, in this order."""
+
+    crop: int = 0  # random shift by up to this many pixels, zero padding
+    flip: bool = False  # mirror horizontally with probability 1/2
+    cutout: int = 0  # side of a square set to 0, its centre anywhere in the image
+
+    def __post_init__(self) -> None:
+        for name in ("crop", "cutout"):
+            if getattr(self, name) < 0:
+                raise ValueError(
+                    f"expected {name} of at least 0 pixels, got {getattr(self, name)}; 0 is off"
+                )
+
+
+def draw(augment: Augment, *, n: int, height: int, width: int, seed: int, epoch: int) -> Tensor:
+    """Random numbers for the n images of an epoch: down, right, mirrored, top, left.  # (n, 5)
+
+    Each is drawn from its own generator, so that one augmentation does not change another's.
+    """
+    c, half = augment.crop, augment.cutout // 2
+    ranges = {
+        "crop down": (-c, c + 1),
+        "crop right": (-c, c + 1),
+        "flip": (0, 1 + augment.flip),
+        "cutout top": (-half, height - half),
+        "cutout left": (-half, width - half),
+    }
+    columns = [
+        torch.randint(low, high, (n,), generator=generator(seed, epoch, purpose))
+        for purpose, (low, high) in ranges.items()
+    ]
+    return torch.stack(columns, 1)
+
+
+def apply(augment: Augment, x: Tensor, numbers: Tensor) -> Tensor:  # (B, C, H, W) uint8, (B, 5)
+    """Shift, mirror and cut out all images at once, where x is.
+
+    Pixel (i, j) of the result is pixel (i + down, j' + right) of the image, with j' = W - 1 - j
+    where it is mirrored; 0 outside the image and in the square.
+    """
+    if augment == Augment():
+        return x
+    height, width = x.shape[2:]
+    down, right, mirrored, top, left = numbers[:, :, None].unbind(1)  # (B, 1) each
+    i, j = (torch.arange(side, device=x.device)[None] for side in (height, width))
+    keep = torch.ones((), dtype=torch.bool, device=x.device)
+    if augment.crop or augment.flip:
+        rows = i + down  # (B, H)
+        columns = torch.where(mirrored == 1, width - 1 - j, j) + right  # (B, W)
+        keep = _inside(rows, 0, height)[:, :, None] & _inside(columns, 0, width)[:, None]
+        place = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None]
+        place = place.flatten(1)[:, None].expand(-1, x.shape[1], -1)  # (B, C, H * W)
+        x = x.flatten(2).gather(2, place).view_as(x)
+    if augment.cutout:
+        square = _inside(i, top, top + augment.cutout)[:, :, None]
+        keep = keep & ~(square & _inside(j, left, left + augment.cutout)[:, None])
+    return x * keep[:, None]
+
+
+def _inside(values: Tensor, low: Tensor | int, high: Tensor | int) -> Tensor:
+    return (values >= low) & (values < high)
+
+
+def generator(seed: int, epoch: int, purpose: str) -> torch.Generator:
+    """A CPU generator for one purpose in one epoch; nearby seeds have nothing in common."""
+    key = hashlib.sha256(f"{seed}/{epoch}/{purpose}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)

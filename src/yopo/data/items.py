@@ -1,0 +1,157 @@
+"""A map-style data set, torch's or Hugging Face's, as a run takes it."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from yopo.core.random import mix
+
+
+class MapStyle(Protocol):
+    """A data set with items that have numbers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, row: int, /) -> Any: ...  # noqa: ANN401
+
+
+class Items:
+    """Pictures from a data set of (image, label) or {"image": ..., "label": ...}.
+
+    An image is a tensor (C, H, W), uint8 or floating point in [0, 1], an array (H, W) or (H, W, C)
+    of uint8, or one of pillow's. Whatever the data set draws at random is a function of seed, epoch
+    and item alone, so resuming is exact, with any number of workers and processes. Images to test
+    on, or held out, are always drawn alike; let a data set for them draw nothing.
+
+    labels: those of all items, if the data set does not say them as `targets`, `labels` or a column
+    `label`; else all items are read for them once, where they are asked for. pair: makes (image,
+    label) of an item of another kind.
+    """
+
+    def __init__(
+        self,
+        dataset: MapStyle,
+        labels: Sequence[int] | Tensor | None = None,
+        pair: Callable[[Any], tuple[Any, Any]] | None = None,
+    ) -> None:
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            raise ValueError(
+                f"expected a data set with len() and items by number, got {type(dataset).__name__};"
+                " of one that can only be gone through yopo.data.Batches(...) makes a source"
+            )
+        self.dataset, self._labels, self._pair = dataset, labels, pair or _pair
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return len(self.dataset)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image (C, H, W)."""
+        return tuple(self._drawn(torch.zeros(1, dtype=torch.long), 0)[0].shape[1:])
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The labels (N,)."""
+        found = next((v for v in self._told() if v is not None and len(v) == len(self)), None)
+        if found is None:
+            parts = torch.arange(len(self)).split(256)
+            found = torch.cat([self._drawn(rows, 0)[1] for rows in parts])
+        return torch.as_tensor(found).to(torch.int64)
+
+    def _told(self) -> Iterator[Any]:
+        yield self._labels
+        if self._pair is not _pair:
+            return  # it may change them
+        if "label" in (getattr(self.dataset, "column_names", None) or ()):
+            yield list(self.dataset["label"])  # type: ignore[index]
+        if getattr(self.dataset, "target_transform", None) is None:
+            yield from (getattr(self.dataset, name, None) for name in ("targets", "labels"))
+        yield (getattr(self.dataset, "tensors", None) or (None,))[-1]
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Images (B, C, H, W) uint8 of these rows (B,)."""
+        x = self._drawn(rows, 0)[0]
+        if x.dtype == torch.uint8:
+            return x
+        if not 0 <= float(x.min()) <= float(x.max()) <= 1:
+            raise ValueError(
+                f"expected images in [0, 1], got values from {float(x.min()):.3g} to "
+                f"{float(x.max()):.3g}; leave the normalisation to the network: "
+                "--model.normalize true, or yopo.Normalize"
+            )
+        return (x * 255).round().to(torch.uint8)
+
+    def vary(self, rows: Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
+        """Images (B, C, H, W) and labels (B,) as the data set draws them in this epoch."""
+        return self._drawn(rows, mix(seed, epoch))
+
+    def _drawn(self, rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        images, labels = [], []
+        with streams_left_alone():
+            for row in rows.tolist():
+                _seed(mix(seed, row))
+                image, label = self._pair(self.dataset[row])
+                images.append(tensor_of(image))
+                labels.append(int(label))
+        shapes = {(tuple(image.shape), image.dtype) for image in images}
+        if len(shapes) > 1:
+            found = " and ".join(sorted(f"{shape} of {kind}" for shape, kind in shapes)[:2])
+            raise ValueError(f"expected images of one shape and type, got {found}; resize them")
+        return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+
+
+def _pair(item: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    """Image and label of an item."""
+    if isinstance(item, dict) and {"image", "label"} <= item.keys():
+        return item["image"], item["label"]
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    shown = f"a dict with {', '.join(map(str, item))}" if isinstance(item, dict) else type(item)
+    raise ValueError(
+        f"expected items (image, label) or {{'image': ..., 'label': ...}}, got {shown}; give "
+        "pair=, a function that makes (image, label) of an item"
+    )
+
+
+def tensor_of(image: Any) -> Tensor:  # noqa: ANN401  # (C, H, W)
+    """An image as a tensor."""
+    if hasattr(image, "convert"):  # pillow's
+        image = np.asarray(image.convert("RGB"))
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim not in (2, 3):
+            raise ValueError(
+                f"expected arrays of uint8, (H, W) or (H, W, C), got {image.dtype} {image.shape}"
+            )
+        image = torch.from_numpy(image.reshape(*image.shape[:2], -1).copy()).permute(2, 0, 1)
+    if not isinstance(image, Tensor) or image.dim() != 3:
+        got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
+        raise ValueError(f"expected images (C, H, W), arrays (H, W, C) or pillow's, got {got}")
+    if image.dtype != torch.uint8 and not image.is_floating_point():
+        raise ValueError(f"expected images of uint8 or floating point, got {image.dtype}")
+    return image
+
+
+def _seed(seed: int) -> None:
+    """The streams that a data set may draw from; those of GPUs stay as they are."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def streams_left_alone() -> Iterator[None]:
+    """What is drawn in the block leaves the streams of torch, Python and NumPy as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
