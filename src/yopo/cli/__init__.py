@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "train with several methods, all else equal",
     "eval": "attack a network",
     "predict": "name what pictures show",
+    "export": "write a network as ONNX or pt2",
     "report": "one page about one or several runs",
     "diagnose": "recommend m, n and the split for a trained network",
     "bench": "time a training step",
