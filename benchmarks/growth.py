@@ -15,7 +15,7 @@ from benchmarks.cost import Run, many_tensors, medians, peak_bytes, step
 from tests.reports import write_run
 from yopo.attacks.names import parse
 from yopo.core.threat import Linf
-from yopo.data.loader import Augment, Loader
+from yopo.data import Augment, Loader
 from yopo.data.sources import Arrays
 from yopo.evaluation.network import Network
 from yopo.evaluation.suite import Data

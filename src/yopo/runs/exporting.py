@@ -22,11 +22,11 @@ from yopo.attacks import pgd
 from yopo.attacks.steps import step_size
 from yopo.core import files
 from yopo.core.threat import L2, Linf
-from yopo.data.sources import Arrays
 from yopo.evaluation.card import norm
 from yopo.runs.build import build_threat
 from yopo.runs.distributed import pick_device
 from yopo.runs.folder import check_writable
+from yopo.runs.images import Data
 from yopo.runs.measured import measured
 from yopo.runs.saved import Saved, find, load_data, load_images, load_model
 
@@ -90,15 +90,15 @@ def export_run(
     net = load_model(saved, images)
     words = about(run, saved, images)
     say(f"exporting {saved.config.model.name} to {out}")
-    packed = _packed(net, images.x_test[:1], to, words)
+    packed = _packed(net, images.test.read(torch.arange(1)), to, words)
     judge = _judge(packed, to)
-    difference = None if judge is None else compare(judge, net, images.x_test.shape[1:], to)
+    difference = None if judge is None else compare(judge, net, images.test.shape, to)
     told = ""
     if check and judge is not None:
-        n = min(check, len(images.x_test))
+        n = min(check, len(images.test))
         say(f"attacking {n} test images with PGD-{STEPS}")
-        chosen = torch.randperm(len(images.x_test), generator=_seeded(seed))[:n].sort().values
-        x, y = images.x_test[chosen].float() / 255, images.y_test[chosen]
+        chosen = torch.randperm(len(images.test), generator=_seeded(seed))[:n].sort().values
+        x, y = images.test.read(chosen).float() / 255, images.test.labels[chosen]
         threat = build_threat(saved.config.threat)
         attacked = _Module(judge) if to == "pt2" else net.to(pick_device(device))
         told = checked(judge, attacked, x, y, threat, seed)
@@ -107,12 +107,12 @@ def export_run(
     return Exported(out, words, difference, told)
 
 
-def about(run: Path, saved: Saved, images: Arrays) -> dict[str, str]:
+def about(run: Path, saved: Saved, images: Data) -> dict[str, str]:
     """What stands in the file, each a text; what is more than a word is JSON."""
     config, found = saved.config, measured(run, saved)
     words: dict[str, Any] = {
         "class_names": images.names,
-        "image_shape": [*images.x_test.shape[1:]],
+        "image_shape": [*images.test.shape],
         "input": "images (batch, C, H, W), float32 in [0, 1], colours as RGB; "
         "their normalisation is in the network",
         "output": "logits (batch, classes)",
