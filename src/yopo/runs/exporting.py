@@ -227,7 +227,7 @@ def _quiet() -> Iterator[None]:
 # ---------------------------------------------------------------- beside the network
 
 
-def compare(judge: Answer, net: nn.Module, shape: torch.Size, to: str) -> float:
+def compare(judge: Answer, net: nn.Module, shape: tuple[int, ...], to: str) -> float:
     """The largest difference of a logit on random images; a ValueError if that is no rounding."""
     x = torch.rand(COMPARED, *shape, generator=_seeded(0), dtype=torch.float32)
     worst = 0.0
