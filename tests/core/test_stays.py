@@ -243,6 +243,13 @@ METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
     "pmp argmax": lambda net: yopo.PMP(net, THREAT, m=2, weights="argmax", steps=2),
 }
 Call = Callable[[nn.Module], object]
+
+
+def enter_gathered(net: nn.Module) -> None:
+    with yopo.gathered(net):
+        assert all(p.device.type == "cpu" for p in net.parameters())
+
+
 LOOKS: dict[str, Call] = {  # public calls that train nothing
     "attacks.pgd": lambda net: yopo.attacks.pgd(net, X, Y, THREAT, steps=2),
     "attacks.cw": lambda net: yopo.attacks.cw(net, X, Y, THREAT, steps=2),
@@ -261,21 +268,57 @@ LOOKS: dict[str, Call] = {  # public calls that train nothing
         compile=False,
         say=lambda _: None,
     ).prepare(X, Y),
+    "gathered": enter_gathered,
+}
+Step = Callable[[nn.Module], object]
+
+
+def handed(method: Callable[[nn.Module], yopo.Method]) -> Step:
+    return lambda net: method(net)(X, Y).backward()
+
+
+def engine_step(method: Callable[[nn.Module], yopo.Method]) -> Step:
+    def step(net: nn.Module) -> None:
+        made = method(net)
+        given = made.optimizer or torch.optim.SGD(net.parameters(), 0.1, weight_decay=0.1)
+        engine = yopo.Engine(made, given, ema=yopo.EMA(net, 0.9), compile=False, say=lambda _: None)
+        engine.step(X, Y)
+
+    return step
+
+
+def backward(method: Callable[[nn.Module], yopo.Method]) -> Step:
+    return lambda net: method(net).backward(X, Y)
+
+
+STEPS: dict[str, Step] = {name: backward(make) for name, make in METHODS.items()} | {
+    "loss of natural": handed(METHODS["natural"]),
+    "loss of pgd": handed(METHODS["pgd"]),
+    "loss of yopo": handed(METHODS["yopo after"]),
+    "loss of trades-yopo": handed(METHODS["trades-yopo"]),
+    "engine, natural": engine_step(METHODS["natural"]),
+    "engine, yopo": engine_step(METHODS["yopo after"]),
+    "engine, trades": engine_step(METHODS["trades"]),
 }
 BREAKS = st.sampled_from([None, RuntimeError, KeyboardInterrupt])
 
 
 def broken_off(call: Callable[[], object], net: Network, how: type[BaseException] | None) -> None:
-    """Do it; if `how`, once for every forward pass that it makes, and break that pass off."""
+    """Do it; if `how`, again and again, broken off in another of its passes each time.
+
+    Forward and backward passes: each of the first ten, then every fifth part further on.
+    """
     if how is None:
         call()
         return
-    for at in range(1, 40):
+    at = 1
+    while True:
         net.breaks.calls, net.breaks.at, net.breaks.how = 0, at, how
         with suppress(RuntimeError, KeyboardInterrupt):
             call()
         if net.breaks.calls < at:
             return
+        at += 1 + at // 10 * 2
 
 
 @pytest.mark.parametrize("name", LOOKS)
@@ -297,7 +340,7 @@ def test_a_call_that_trains_nothing_exchanges_nothing(
     assert all(torch.equal(v, after[k]) for k, v in values.items())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", STEPS)
 @settings(max_examples=25, deadline=None)
 @given(spec=specs(), how=BREAKS)
 def test_a_step_exchanges_what_a_plain_step_would(
@@ -305,7 +348,7 @@ def test_a_step_exchanges_what_a_plain_step_would(
 ) -> None:
     net = build(spec)
     before = everything(net)
-    broken_off(lambda: METHODS[name](net).backward(X, Y), net, how)
+    broken_off(lambda: STEPS[name](net), net, how)
     assert differences(before, everything(net)) <= rebound_by_training(spec)
 
 
@@ -320,7 +363,7 @@ def trained(net: nn.Module, step: Callable[[], object]) -> set[str]:
     return {name for name, value in kept.items() if not torch.equal(value, now[name])}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", STEPS)
 @settings(max_examples=15, deadline=None)
 @given(spec=specs())
 def test_a_step_trains_what_a_plain_step_would(name: str, spec: Spec) -> None:
@@ -330,4 +373,4 @@ def test_a_step_trains_what_a_plain_step_would(name: str, spec: Spec) -> None:
     expected = trained(plain, lambda: F.cross_entropy(plain(X), Y).backward())
     net = build(spec)
     yopo.attacks.pgd(net, X, Y, THREAT, steps=1)  # a call before the step must not matter
-    assert trained(net, lambda: METHODS[name](net).backward(X, Y)) == expected
+    assert trained(net, lambda: STEPS[name](net)) == expected
