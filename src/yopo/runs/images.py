@@ -29,7 +29,7 @@ DataSet = Arrays | Sources
 class Images:
     """A data set as a run uses it."""
 
-    open: Opens  # makes batches of those to train on
+    batches: Opens  # makes batches of those to train on
     many: int | None  # to train on, if that is known before
     held: Pictures  # not trained on: the best weights are chosen by them
     test: Pictures  # looked at once, at the end
@@ -78,7 +78,7 @@ def split(data: DataSet, config: Config) -> Images:
     x, y = data.x_train[rest], data.y_train[rest]
     resident = config.data.resident
 
-    def open_(feed: Feed) -> Loader:
+    def of_arrays(feed: Feed) -> Loader:
         return Loader(
             x,
             y,
@@ -94,7 +94,7 @@ def split(data: DataSet, config: Config) -> Images:
     kept = InMemory(data.x_train[held], data.y_train[held])
     test = data.test
     return Images(
-        open=open_,
+        batches=of_arrays,
         many=len(rest),
         held=kept,
         test=test,
@@ -112,7 +112,7 @@ def _of_sources(data: Sources, config: Config) -> Images:
         rest, out = _drawn(len(train), config)
         train, held = Rows(train, rest), Rows(train, out)
     return Images(
-        open=_opens(train),
+        batches=_opens(train),
         many=to_train_on(data, config),
         held=held,
         test=data.test,

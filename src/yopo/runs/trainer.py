@@ -55,7 +55,7 @@ class Trainer:
         images = {"classes": list(data.names), "shape": list(data.pictures.shape)}
         self.files = RunFolder(out, watcher, writes=first, images=images)
         self.images = split(data, config)
-        self.loader = self.images.open(
+        self.loader = self.images.batches(
             Feed(
                 batch=config.batch,
                 seed=config.seed,
