@@ -21,7 +21,7 @@ from yopo.core import files, tensor_files
 from yopo.data import load
 from yopo.data.formats import PIXELS, _kept, read_picture
 from yopo.report.records import read_runs
-from yopo.runs.sections import fraction
+from yopo.runs.sections import read_number
 
 ROOT, PACKAGE = Path(__file__).parents[2], Path(yopo.__file__).parent
 
@@ -234,7 +234,7 @@ def test_nan_becomes_none_unless_wanted() -> None:
     "text", ["1e999999999/3", "1/1e999999999", "1e400", "9" * 9999, "1/0", "x"]
 )
 def test_fractions_that_take_hours_are_refused(text: str) -> None:
-    refused(lambda: fraction(text, "eps"), "expected a number for eps")
+    refused(lambda: read_number(text, "eps"), "expected a number for eps")
 
 
 # ---------------------------------------------------------------- what is no plain file
