@@ -328,7 +328,7 @@ class Door:
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files, self.asked = files, list[str]()
-        self.promised = lambda content: str(len(content))  # None: it does not say
+        self.promised: Callable[[bytes], str] = lambda content: str(len(content))  # or nothing
         door = self
 
         class Handler(BaseHTTPRequestHandler):
