@@ -18,7 +18,7 @@ HOME = "runs/demo"
 
 
 def commands(seed: int, out: Path) -> list[list[str]]:
-    """The words after `yopo` of the demo's trainings and evaluations, of one seed, into a folder."""
+    """The words after `yopo` of the demo's trainings and evaluations, into a folder."""
     text = MAKEFILE.read_text()
     (folders,) = (line[len("DEMO := ") :] for line in text.splitlines() if line[:7] == "DEMO :=")
     recipe = text.partition("\ndemo:")[2].partition("\n\n")[0]

@@ -101,10 +101,6 @@ class Trainer:
         if not p.saves:
             self.keeper.keep_good()  # what a collapse in the first epoch goes back to
             self.keeper.save()
-        else:  # before the attack that may have been broken off
-            steps, over = len(self.loader), p.epoch == self.config.epochs
-            at = (p.epoch - 1, steps) if over else (p.epoch, p.step)
-            self.files.watch.step(*at, steps, "")
         try:
             while p.epoch < self.config.epochs:
                 reason = self._epoch()
