@@ -22,7 +22,7 @@ from yopo.runs.settings import Config
 SAMPLE = 512  # images by which a network normalises, where not all are in memory
 MOST = 16  # processes that decode, by default
 FEW = 200  # held-out images for the guard, in epochs without a full evaluation
-Data = Arrays | Sources
+DataSet = Arrays | Sources
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Images:
     test_digest: Callable[[], str]
 
 
-def look(data: Data, model: ModelConfig) -> Tensor:  # (N, C, H, W) uint8
+def look(data: DataSet, model: ModelConfig) -> Tensor:  # (N, C, H, W) uint8
     """Training images by which the network is built: those that it normalises by."""
     pictures = data.pictures
     if isinstance(pictures, InMemory):
@@ -60,14 +60,14 @@ def held_out(n: int, config: Config) -> int:
     return out
 
 
-def to_train_on(data: Data, config: Config) -> int | None:
+def to_train_on(data: DataSet, config: Config) -> int | None:
     """How many images are trained on, if that is known before their batches are."""
     if data.many is None or (isinstance(data, Sources) and data.held is not None):
         return data.many
     return data.many - held_out(data.many, config)
 
 
-def split(data: Data, config: Config) -> Images:
+def split(data: DataSet, config: Config) -> Images:
     """Hold images out of the training set, drawn with the run's seed."""
     if isinstance(data, Sources):
         return _of_sources(data, config)
