@@ -108,7 +108,7 @@ class Learner:
         if self.engine:
             p.updates += 1
             return self.engine.step(x, y, part=part, updates=p.updates - 1)
-        if c.eps_warmup and isinstance(self.method, yopo.AdversarialMethod):
+        if c.eps_warmup and self.method.threat is not None:
             self.method.threat = build_threat(c.threat, part * c.train_eps)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=c.precision == "bf16"):
             out = self.method.backward(x, y)
