@@ -73,7 +73,9 @@ class Learner:
                 )
         model = model.to(self.device)
         if config.model.channels_last and self.parallel == "fsdp":
-            watcher.say("weights are not laid out channels_last: --parallel fsdp cannot spread such")
+            watcher.say(
+                "weights are not laid out channels_last: --parallel fsdp cannot spread such"
+            )
         elif config.model.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
