@@ -47,7 +47,7 @@ class Entry:
     given: "type[Method] | str"  # the class, or where it is: "yopo.YOPO" of methods/yopo.py
     numbers: tuple[str, ...] = ()
     ending: str | None = None
-    climbs: tuple[str, ...] = ()  # settings whose product is the steps of threat.step a batch
+    eta_steps: tuple[str, ...] = ()  # settings whose product is the steps of threat.step a batch
     settings: Mapping[str, Setting] = field(default_factory=dict)
     label: str = ""  # in reports; the name in capitals by default
     example: str = ""  # of a spec; with all its numbers by default, where the class is given
@@ -72,7 +72,7 @@ class Entry:
     def check(self) -> None:
         """Refuse what the class's signature does not have."""
         known, ending = self.parameters, () if self.ending is None else (self.ending,)
-        for name in (*self.numbers, *ending, *self.climbs, *self.settings):
+        for name in (*self.numbers, *ending, *self.eta_steps, *self.settings):
             if name not in known:
                 raise ValueError(
                     f"{self.method.__name__} has no setting {name!r}; there are: "
@@ -146,7 +146,7 @@ class Entry:
 
     def steps(self, settings: Mapping[str, Any]) -> int:
         """How many steps of threat.step its adversary climbs in a batch; 0 if not in such steps."""
-        return prod(settings[name] for name in self.climbs) if self.climbs else 0
+        return prod(settings[name] for name in self.eta_steps) if self.eta_steps else 0
 
 
 ENTRIES: dict[str, Entry] = {}  # in the order of tables
@@ -208,7 +208,7 @@ for _entry in (
         "pgd",
         "pgd.PGD",
         ("steps",),
-        climbs=("steps",),
+        eta_steps=("steps",),
         settings={"steps": COUNT},
         example="pgd-10",
     ),
@@ -239,7 +239,7 @@ for _entry in (
         "trades",
         "trades.TRADES",
         ("steps",),
-        climbs=("steps",),
+        eta_steps=("steps",),
         settings={"steps": COUNT, "beta": _BETA},
         example="trades-10",
     ),
@@ -248,7 +248,7 @@ for _entry in (
         "yopo.YOPO",
         ("m", "n"),
         ending="grad_at",
-        climbs=("m", "n"),
+        eta_steps=("m", "n"),
         settings={"m": COUNT, "n": FROM_NOUGHT, "first_layer": _FIRST_LAYER},
         example="yopo-5-3",
     ),
@@ -256,7 +256,7 @@ for _entry in (
         "trades-yopo",
         "trades_yopo.TRADESYOPO",
         ("m", "n"),
-        climbs=("m", "n"),
+        eta_steps=("m", "n"),
         settings={"m": COUNT, "n": FROM_NOUGHT, "beta": _BETA, "first_layer": _FIRST_LAYER},
         example="trades-yopo-3-4",
     ),

@@ -15,7 +15,7 @@ from yopo.engine.engine import Engine
 from yopo.runs import distributed, exchanging
 from yopo.runs.build import build_method, build_model, build_optimizer, build_threat
 from yopo.runs.fitting import shared_out
-from yopo.runs.images import Data, look
+from yopo.runs.images import DataSet, look
 from yopo.runs.progress import Progress, Watcher
 from yopo.runs.schedule import rate
 from yopo.runs.settings import Config
@@ -29,7 +29,9 @@ class Learner:
     same, or DistributedDataParallel around it. FSDP2 spreads the weights of the network itself.
     """
 
-    def __init__(self, config: Config, data: Data, watcher: Watcher, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, data: DataSet, watcher: Watcher, device: torch.device
+    ) -> None:
         self.config, self.device = config, device
         self.rank, self.world = distributed.start(device)
         self.parallel = config.parallel if self.world > 1 else "flat"
@@ -59,7 +61,11 @@ class Learner:
         self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
         self.engine = self._engine(watcher)
 
-    def _network(self, data: Data, watcher: Watcher) -> nn.Module:
+<<<<<<< HEAD
+    def _network(self, data: DataSet, watcher: Watcher) -> nn.Module:
+=======
+    def _network(self, data: DataSet) -> nn.Module:
+>>>>>>> main
         """The network, on its device."""
         config = self.config
         model = build_model(config.model, look(data, config.model), len(data.names))

@@ -71,7 +71,7 @@ class _Radii(BaseModel):
         return self
 
 
-class Evaluation(BaseModel):
+class EvaluationFile(BaseModel):
     """What an evaluation wrote."""
 
     attacks: Annotated[dict[Words, _Attack], Field(max_length=100)]
@@ -89,14 +89,14 @@ class Evaluation(BaseModel):
         return self
 
 
-Measured = Annotated[dict[Words, Share], Field(max_length=100)]
+Shares = Annotated[dict[Words, Share], Field(max_length=100)]
 
 
-class Result(BaseModel):
+class ResultFile(BaseModel):
     """What the test set showed."""
 
-    last: Measured
-    best: Measured = {}
+    last: Shares
+    best: Shares = {}
     best_epoch: int
     test_images: Count
     train_seconds: Annotated[float, Field(gt=1e-9, le=1e12)]
@@ -116,7 +116,7 @@ class Result(BaseModel):
         return self
 
 
-class Images(BaseModel):
+class ImagesSaid(BaseModel):
     """What stands beside weights of the images that they are for."""
 
     classes: Annotated[list[Words], Field(min_length=1, max_length=100_000)]
@@ -155,7 +155,7 @@ class _Evaluate(BaseModel):
     steps: Whole
 
 
-class Config(BaseModel):
+class ConfigFile(BaseModel):
     """The settings."""
 
     method: _Method
@@ -168,7 +168,7 @@ class Config(BaseModel):
     notes: Text | None = None
 
 
-class Line(BaseModel):
+class EpochLine(BaseModel):
     """An epoch."""
 
     epoch: Whole
@@ -182,7 +182,7 @@ class Line(BaseModel):
     action: Words = ""
 
     @model_validator(mode="after")
-    def _told(self) -> Self:
+    def _with_action(self) -> Self:
         if "collapse" in self.model_fields_set and "action" not in self.model_fields_set:
             raise ValueError("expected an action beside collapse")
         return self
