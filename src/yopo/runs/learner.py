@@ -61,11 +61,7 @@ class Learner:
         self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
         self.engine = self._engine(watcher)
 
-<<<<<<< HEAD
     def _network(self, data: DataSet, watcher: Watcher) -> nn.Module:
-=======
-    def _network(self, data: DataSet) -> nn.Module:
->>>>>>> main
         """The network, on its device."""
         config = self.config
         model = build_model(config.model, look(data, config.model), len(data.names))
