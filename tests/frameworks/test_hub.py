@@ -110,7 +110,7 @@ class Hub:
                 one["actions"] = {"upload": {"href": f"{self.address}/objects/{one['oid']}"}}
             return 200, {}, {"transfer": "basic", "objects": objects}
         if match := re.fullmatch(r"/api/models/(.+?/.+?)/(\w+)/(.+)", path):
-            return self.of_a_model(*match.groups(), content, query)
+            return self.of_a_model(match[1], match[2], match[3], content, query)
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)", path):
             return self.of_a_model(match[1], "revision", "main", content, query)
         if match := re.fullmatch(r"/(.+?/.+?)/resolve/(.+?)/(.+)", path):

@@ -162,7 +162,7 @@ def local(run: str | Path, say: Callable[[str], None] = lambda _: None) -> Path:
             raise ValueError(f"{file} of {name} has {sizes[file]:,} bytes, more than {most:,}")
     if not COMMIT.fullmatch(str(about.sha)):
         raise ValueError(f"expected a commit of {name}, got {str(about.sha)[:60]!r}")
-    folder = default_root() / "hub" / repo.replace("/", "--") / about.sha
+    folder = default_root() / "hub" / repo.replace("/", "--") / str(about.sha)
     refuse_link(folder)
     for file in (CONFIG, BEST):
         if not (folder / file).is_file():
