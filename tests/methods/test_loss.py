@@ -282,3 +282,20 @@ def test_the_last_step_is_the_last_calls(batch: Batch) -> None:
     with pytest.raises(RuntimeError, match="broken"):
         method(*batch)
     assert repr(method.last) == "None"  # not that of another batch
+
+
+def test_what_float16_makes_zero_is_scaled_inside_and_divided_outside(batch: Batch) -> None:
+    """As docs/frameworks.md says: a scaler multiplies what is handed over, which is too late."""
+    x, y = batch[0].float(), batch[1]
+    middle, last = nn.Linear(192, 4), nn.Linear(4, 4)
+    net = nn.Sequential(nn.Flatten(), middle, last).float()
+    nn.init.normal_(last.weight, 0, 1e-8)
+    found = []
+    for scale in (1, 1024):
+        net.zero_grad()
+        method = yopo.Natural(net, loss=lambda z, y: scale * F.cross_entropy(z, y))  # noqa: B023
+        with torch.autocast("cpu", torch.float16):
+            loss = method(x, y) / scale
+        loss.backward()
+        found.append(grads(net)["1.weight"].abs().sum())
+    assert found[0] == 0 < found[1]
