@@ -38,7 +38,11 @@ class Writing:
     @cached_property
     def group(self) -> "ProcessGroup | None":
         """For what processes tell each other of checkpoints, beside the exchanges of training."""
-        return torch.distributed.new_group(backend="gloo") if in_group() else None
+        if not in_group():
+            return None
+        from yopo.runs import meeting
+
+        return meeting.another_group()
 
     def begin(self, work: Callable[[], bool], at: At) -> bool:
         """Write the next one, of that moment; say whether it is there, or begun."""
