@@ -31,14 +31,21 @@ def own(node: ast.ClassDef) -> set[str]:
     return {n.id for n in declared if isinstance(n, ast.Name)} | {n.attr for n in stored}
 
 
+def lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+    """Of the definition; a function's docstring, which has its arguments, is left out."""
+    first = node.body[0]
+    said = isinstance(first, ast.Expr) and not isinstance(node, ast.ClassDef)
+    words = (first.end_lineno or 0) - first.lineno + 1 if said else 0
+    return (node.end_lineno or 0) - node.lineno + 1 - words
+
+
 def too_large(tree: ast.AST) -> Iterator[str]:
     """Functions and classes of more lines, and classes of more attributes, than one can survey."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            a_class = isinstance(node, ast.ClassDef)
-            lines = (node.end_lineno or 0) - node.lineno + 1
-            many = len(own(node)) if isinstance(node, ast.ClassDef) else 0
-            if lines > (LINES_OF_A_CLASS if a_class else LINES) or many > ATTRIBUTES:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines(node) > LINES:
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            if lines(node) > LINES_OF_A_CLASS or len(own(node)) > ATTRIBUTES:
                 yield node.name
 
 
@@ -57,6 +64,7 @@ def test_what_is_too_large_would_be_seen() -> None:
 
     assert judged("def f():" + body(59)) == []
     assert judged("def f():" + body(60)) == ["f"]
+    assert judged('def f():\n """Says\n more."""' + body(59)) == []
     assert judged("class C:" + body(249)) == []
     assert judged("class C:" + body(250)) == ["C"]
     stored = "".join(f"\n  self.a{i} = 0" for i in range(11))
