@@ -26,6 +26,7 @@ COMMANDS = {
     "predict": "name what pictures show",
     "export": "write a network as ONNX or pt2",
     "push": "publish a run on the Hugging Face Hub",
+    "robustbench": "write a claim for the RobustBench leaderboard",
     "report": "one page about one or several runs",
     "diagnose": "recommend m, n and the split for a trained network",
     "bench": "time a training step",
