@@ -9,6 +9,7 @@ import difflib
 import io
 import logging
 import sys
+import textwrap
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -65,8 +66,7 @@ def parsed() -> Parsed:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     if not sys.argv[1:]:
-        names = list(COMMANDS)
-        print(FIRST.format(",\n  ".join(", ".join(part) for part in (names[:6], names[6:]))))
+        print(FIRST.format(textwrap.fill(", ".join(COMMANDS), 65, subsequent_indent="  ")))
         sys.exit(0)
     typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if typed and typed not in COMMANDS:
