@@ -126,7 +126,7 @@ def test_the_command_writes_it(
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("name", ["preactresnet18", "wideresnet"])
 def test_all_weights_are_translated(name: str, normalize: bool, tmp_path: Path) -> None:
-    over = {"normalize": normalize}
+    over: Tree = {"normalize": normalize}
     if name == "preactresnet18":
         over["options"] = {"width": 64, "blocks": [1, 1, 1, 1]}
     write_network(tmp_path / "run", name, over=over)
