@@ -22,9 +22,9 @@ TAGS = {"int", "text", "bytes", "array", "tensor", "tuple", "dict"}
 
 def told(value: object) -> Any:  # noqa: ANN401
     """The same as `plain`, of what can be read again; else a ValueError that says what cannot."""
-    found = plain(value)
-    parse_json(json.dumps(found), "what it holds", nan=True)
-    return found
+    kept = plain(value)
+    parse_json(json.dumps(kept), "what it holds", nan=True)
+    return kept
 
 
 def plain(value: object) -> Any:  # noqa: ANN401
@@ -86,9 +86,9 @@ def restored(told: Any) -> Any:  # noqa: ANN401
             case "tensor" | "array":
                 name, shape, words = inside
                 raw = bytearray(base64.b64decode(words, validate=True))
-                found = torch.frombuffer(raw, dtype=KINDS[name]) if raw else torch.empty(0)
-                found = found.to(KINDS[name]).reshape(shape)
-                return found if kind == "tensor" else found.numpy()
+                kept = torch.frombuffer(raw, dtype=KINDS[name]) if raw else torch.empty(0)
+                kept = kept.to(KINDS[name]).reshape(shape)
+                return kept if kind == "tensor" else kept.numpy()
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"it is no value that was written here: {error}") from None
     raise ValueError(f"it is no value that was written here: {kind}")

@@ -104,12 +104,12 @@ class Opened:
 
     def restore(self, state: Any) -> str:  # noqa: ANN401
         """Go on there, if that is where the next epoch begins."""
-        found = restored(state)
-        if not isinstance(found, dict) or not {"at", "loader"} <= {*found}:
+        kept = restored(state)
+        if not isinstance(kept, dict) or not {"at", "loader"} <= {*kept}:
             raise ValueError("it has no place in the training data")
         if not hasattr(self.loader, "load_state_dict"):
             return "the loader has no load_state_dict any more; earlier batches are drawn again"
-        self._state = found["at"], found["loader"]
+        self._state = kept["at"], kept["loader"]
         return ""
 
     def _handed(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -75,10 +75,11 @@ class Items:
 
     @cached_property
     def _known(self) -> Tensor | None:
-        found = next((v for v in self._told() if v is not None and len(v) == len(self)), None)
-        return None if found is None else torch.as_tensor(found).to(torch.int64)
+        said = next((v for v in self._said() if v is not None and len(v) == len(self)), None)
+        return None if said is None else torch.as_tensor(said).to(torch.int64)
 
-    def _told(self) -> Iterator[Any]:
+    def _said(self) -> Iterator[Any]:
+        """What may be the labels, where the data set or its owner says them."""
         yield self._labels
         if self._pair is not pair_of:
             return  # it may change them
@@ -115,8 +116,8 @@ class Items:
                 labels.append(int(label))
         shapes = {(tuple(image.shape), image.dtype) for image in images}
         if len(shapes) > 1:
-            found = " and ".join(sorted(f"{shape} of {kind}" for shape, kind in shapes)[:2])
-            raise ValueError(f"expected images of one shape and type, got {found}; resize them")
+            several = " and ".join(sorted(f"{shape} of {kind}" for shape, kind in shapes)[:2])
+            raise ValueError(f"expected images of one shape and type, got {several}; resize them")
         y = torch.tensor(labels, dtype=torch.int64)
         if seed == 0 and len(self._seen):
             self._seen[rows] = y

@@ -121,9 +121,9 @@ class Sources:
         return self.images or getattr(self.train, "images", None)
 
 
-def can_read(found: object) -> TypeGuard[Pictures]:
+def can_read(given: object) -> TypeGuard[Pictures]:
     """Whether these are pictures; what they hold is not looked at."""
-    return hasattr(found, "read") and not hasattr(found, "epoch")
+    return hasattr(given, "read") and not hasattr(given, "epoch")
 
 
 @dataclass(frozen=True, slots=True)
