@@ -92,17 +92,22 @@ class Snapshot:
             whole[key] = torch.cat(distributed.gathered(tensors[key]))
         buffers = {f"model.{k}" for k, _ in self.model.named_buffers()}
         for key in (k for k in tensors if k in buffers or k.startswith("hidden.")):
-            for rank, other in enumerate(distributed.gathered(tensors[key])):
-                if not torch.equal(other, tensors[key].cpu()):
+            whole[key], *others = distributed.gathered(tensors[key])
+            for rank, other in enumerate(others, 1):
+                if not torch.equal(other, whole[key]):
                     whole[f"rank-{rank}.{key}"] = other
         return whole
 
     def own(self, tensors: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
-        """Of the tensors of all processes, this one's; there may be more or fewer now."""
+        """Of the tensors of all processes, this one's; there may be more or fewer now.
+
+        What the method carries for each image starts anew where it cannot be shared out evenly.
+        """
         shared = {k: v for k, v in tensors.items() if not k.startswith("rank-")}
         mine = {k: tensors.get(f"rank-{rank}.{k}", v) for k, v in shared.items()}
         carried = {k: v for k, v in mine.items() if k.startswith(self._carried)}
-        return mine | {k: v.chunk(world)[rank] for k, v in carried.items()}
+        even = {k: v.chunk(world)[rank] for k, v in carried.items() if len(v) % world == 0}
+        return {k: v for k, v in mine.items() if k not in carried} | even
 
     def put_back(self, tensors: dict[str, Tensor]) -> None:
         """Make all parts what they were when `tensors` were taken in this process."""
