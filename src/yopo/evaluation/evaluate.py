@@ -22,7 +22,7 @@ from yopo.core.checks import (
 )
 from yopo.core.digest import values_digest, weights_digest
 from yopo.core.frozen import Frozen, eval_mode
-from yopo.core.parallel import on_gathered
+from yopo.core.parallel import on_gathered, own_passes
 from yopo.core.propagation import no_logits
 from yopo.core.threat import Threat
 from yopo.evaluation.card import norm, provenance, settings
@@ -37,6 +37,7 @@ _Batches = Iterable[Sequence[Tensor]]
 
 
 @on_gathered
+@own_passes()
 def evaluate(
     model: nn.Module,
     data: _Batches | tuple[Tensor, Tensor],
