@@ -152,7 +152,7 @@ class Learner:
         if self.engine:
             p.updates += 1
             return self.engine.step(x, y, part=part, updates=p.updates - 1)
-        if c.eps_warmup and isinstance(self.method, yopo.AdversarialMethod):
+        if c.eps_warmup and self.method.threat is not None:
             self.method.threat = build_threat(c.threat, part * c.train_eps)
         every = c.optimizer.accumulate
         last = (number + 1) % every == 0 or number + 1 == steps
