@@ -9,6 +9,7 @@ import yopo
 
 PACKAGE = Path(yopo.__file__).parent
 TREES = {f.relative_to(PACKAGE).as_posix(): ast.parse(f.read_text()) for f in PACKAGE.rglob("*.py")}
+DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 LINES, LINES_OF_A_CLASS, ATTRIBUTES = 60, 250, 12
 LARGER = {
     "engine/kernel.py: _steps": "Triton makes one kernel of one function",
@@ -31,7 +32,7 @@ def own(node: ast.ClassDef) -> set[str]:
     return {n.id for n in declared if isinstance(n, ast.Name)} | {n.attr for n in stored}
 
 
-def lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+def lines(node: DEFINITION) -> int:
     """Of the definition; a function's docstring, which has its arguments, is left out."""
     first = node.body[0]
     said = isinstance(first, ast.Expr) and not isinstance(node, ast.ClassDef)
@@ -42,10 +43,12 @@ def lines(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
 def too_large(tree: ast.AST) -> Iterator[str]:
     """Functions and classes of more lines, and classes of more attributes, than one can survey."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines(node) > LINES:
-            yield node.name
-        large = isinstance(node, ast.ClassDef) and lines(node) > LINES_OF_A_CLASS
-        if large or (isinstance(node, ast.ClassDef) and len(own(node)) > ATTRIBUTES):
+        large = many = False
+        if isinstance(node, ast.ClassDef):
+            large, many = lines(node) > LINES_OF_A_CLASS, len(own(node)) > ATTRIBUTES
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            large = lines(node) > LINES
+        if (large or many) and isinstance(node, DEFINITION):
             yield node.name
 
 
