@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     console = pages()
     console.print(fitted(summary(runs), console.width))
     for sentence in headline(runs):
-        console.print(f"- {sentence}", soft_wrap=True)
+        console.say(f"- {sentence}")
     say(f"report: {args.out}")
     if args.figures:
         for path in (drawn := save_figures(runs, args.figures)):
