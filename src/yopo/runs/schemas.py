@@ -5,13 +5,16 @@ Other things may stand there too, and do, of earlier and later versions.
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from yopo.methods import registry
+
+MOST = 10**12
 Share = Annotated[float, Field(ge=0, le=1)]
-Number = Annotated[float, Field(ge=-1e12, le=1e12)]
-Spent = Annotated[float, Field(ge=0, le=1e12)]
-Whole = Annotated[int, Field(ge=0, le=10**12)]
-Count = Annotated[int, Field(ge=1, le=10**12)]
+Number = Annotated[float, Field(ge=-MOST, le=MOST)]
+Spent = Annotated[float, Field(ge=0, le=MOST)]
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
 Words = Annotated[str, Field(max_length=1000)]
 Text = Annotated[str, Field(max_length=10_000)]
 
@@ -99,8 +102,8 @@ class ResultFile(BaseModel):
     best: Shares = {}
     best_epoch: int
     test_images: Count
-    train_seconds: Annotated[float, Field(gt=1e-9, le=1e12)]
-    propagations: Annotated[float, Field(gt=1e-9, le=1e12)]
+    train_seconds: Annotated[float, Field(gt=1e-9, le=MOST)]
+    propagations: Annotated[float, Field(gt=1e-9, le=MOST)]
     chance: Share = 0.0
     timed: bool = True
     test_sha256: Words = ""
@@ -135,10 +138,16 @@ class _Named(BaseModel):
 
 
 class _Method(_Named):
-    steps: Whole | None = None
-    m: Whole | None = None
-    n: Whole | None = None
-    grad_at: Words = "after"
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _counted(self) -> Self:
+        """What its label is made of is whole numbers."""
+        given = self.model_extra or {}
+        for number in (given[k] for k in registry.numbers(self.name) if k in given):
+            if type(number) is not int or not 0 <= number <= MOST:
+                raise ValueError("expected whole numbers")
+        return self
 
 
 class _Threat(_Named):
