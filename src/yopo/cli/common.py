@@ -115,7 +115,7 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def pages() -> Console:
+def pages() -> Terminal:
     """A console for wide tables: where nobody's window sets a width, 160 columns."""
     console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
