@@ -82,7 +82,8 @@ def unread_is_no_fault() -> Iterator[None]:
     except BrokenPipeError as error:
         if not is_unread(error):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again
+        _, takes = os.pipe()  # what is left in the buffer goes there: Python flushes it again
+        os.dup2(takes, sys.stdout.fileno())
         sys.exit(141)  # as a shell says of a command that SIGPIPE ended
 
 
