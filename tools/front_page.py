@@ -1,6 +1,6 @@
 """The README's four rows and its picture, docs/accuracy-time.svg, from the runs in records/.
 
-`python tools/reproduction_page.py` writes both; tests/test_records.py makes them again.
+`python -m tools.reproduction_page` writes both; tests/test_records.py makes them again.
 """
 
 from collections.abc import Iterator, Sequence
