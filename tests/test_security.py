@@ -26,8 +26,12 @@ TESTS = {
     "To timm it may": "runs.test_strangers.test_timm_is_not_given_options_that_are_not_plain",
     "No network is built": "runs.test_strangers."
     "test_absurd_sizes_are_refused_before_memory_is_taken",
+    "Of `hf:ORG/NAME` settings": "frameworks.test_hub."
+    "test_a_strangers_repository_follows_the_rule_of_trust",
     "Weights are safetensors": "cli.test_eval.test_a_run_or_checkpoint_that_does_not_fit_is_named",
     "It says which data": "runs.test_strangers.test_data_on_another_computer_are_not_asked_for",
+    "Data that a function of yours": "runs.test_strangers."
+    "test_a_function_that_makes_data_is_not_imported_without_trust",
     "Where data have": "runs.test_loading."
     "test_data_are_found_where_the_run_moved_with_them_or_named",
     "Data are never fetched": "runs.test_strangers.test_missing_data_are_not_fetched",

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from yopo.core import tensor_files
-from yopo.core.parallel import in_group, whole
+from yopo.core.parallel import in_group
 from yopo.core.tensor_files import Tensors
+from yopo.data.source import Source
 from yopo.runs import distributed, state
 from yopo.runs.folder import BEST, STATE, RunFolder
 from yopo.runs.learner import Learner
@@ -35,9 +36,16 @@ class Keeper:
     """
 
     def __init__(
-        self, config: Config, learner: Learner, files: RunFolder, progress: Progress, data: str
+        self,
+        config: Config,
+        learner: Learner,
+        files: RunFolder,
+        progress: Progress,
+        data: str,
+        source: Source,
     ) -> None:
         self.config, self.learner, self.files, self.progress = config, learner, files, progress
+        self.source = source  # of training batches; it may know where it is
         self.identity: Tree = what_counts(config) | {"training data": data}
         self.good: tuple[Tensors, dict[str, Any]] | None = None
         self.best: Tensors | None = None
@@ -76,7 +84,9 @@ class Keeper:
         sums = torch.tensor([p.loss_sum, p.right], dtype=torch.float64)
         values: dict[str, Any] = {"progress": asdict(p), "config": self.identity}
         values["sums"] = [one.tolist() for one in distributed.gathered(sums)]
-        values["metrics"] = self.files.lines
+        values |= {"metrics": self.files.lines, "batch": self.learner.batch}
+        if hasattr(self.source, "state") and p.step:  # an epoch begins anew
+            values["source"] = distributed.told_to_all(self.source.state())
         good = None
         if p.step == 0 and self.good is not None:  # this is the good one
             mine = self.good[0]
@@ -148,8 +158,7 @@ class Keeper:
 
     def keep_best(self) -> None:
         """Remember the weights as the best so far, and write them."""
-        weights = self.learner.follower.state_dict()
-        weights = {k: whole(v) for k, v in weights.items()}  # all processes take part
+        weights = self.learner.weights()  # all processes take part
         if self.learner.rank == 0:
             self.best = {k: v.to("cpu", copy=True) for k, v in weights.items()}
             self.files.save_weights(BEST, self.best, self.config.tree())
@@ -197,13 +206,17 @@ class Keeper:
                 f"the checkpoint in {out} was edited or is of another version: {why}; "
                 "give another --out"
             ) from None
-        world = learner.world
-        if len(sums) != world:
-            sums = [[sum(column) for column in zip(*sums, strict=True)]] + [[0.0, 0.0]] * world
+        if len(sums) != learner.world:
+            loss, right = (sum(column) for column in zip(*sums, strict=True))
+            loss *= learner.world / len(sums)  # each has the mean over its share
+            sums = [[loss, right]] + [[0.0, 0.0]] * learner.world
         p.loss_sum, p.right = sums[learner.rank]
+        begins = p.step == 0
+        self._in_steps_of(values.get("batch", self.config.batch), p)
+        self._put_back_source(values.get("source"))
         self.progress.become(p)
         self.files.lines = values.get("metrics")
-        if p.step == 0:
+        if begins:
             self.keep_good()
         elif newest.good is not None:
             self.good = mine(newest.good), good
@@ -211,6 +224,37 @@ class Keeper:
             self.watch.say(f"{out} holds no state that a collapse in this epoch can go back to")
         self._take_best(newest.best)
         return True
+
+    def _put_back_source(self, states: Any) -> None:  # noqa: ANN401
+        """Let the training data go on where they were, in this epoch."""
+        put_back = getattr(self.source, "restore", None)
+        if not isinstance(states, list) or put_back is None:
+            return
+        if len(states) != self.learner.world:
+            self.watch.say(
+                f"where the training data were is known for {len(states)} processes, not for "
+                f"{self.learner.world}: the rest of this epoch may not be exactly what it would "
+                "have been"
+            )
+        elif (state := states[self.learner.rank]) is not None and (said := put_back(state)):
+            self.watch.say(said)
+
+    def _in_steps_of(self, before: int, p: Progress) -> None:
+        """Count the epoch's steps in batches of now, where other processes shared other batches.
+
+        The order of its images is the same, so it goes on about where it was: at a step that this
+        run saves at, and not at the beginning, which would be another epoch.
+        """
+        batch, every, steps = self.learner.batch, self.config.optimizer.accumulate, p.step
+        if batch == before or not steps:
+            return
+        p.step = steps * before // batch
+        p.step = p.step // every * every or p.step or 1
+        p.loss_sum *= p.step / steps
+        p.right *= p.step * batch / (steps * before)
+        self.watch.say(
+            f"{steps} steps with batches of {before} images are counted as {p.step} with {batch}"
+        )
 
     def _take_best(self, best: Tensors | None) -> None:
         """Bring the best weights back from the checkpoint, or else from the folder."""
@@ -240,6 +284,8 @@ def _restored(values: dict[str, Any]) -> tuple[Progress, list[list[float]], dict
     if not isinstance(good, dict) or not {*good} <= {*GOES_BACK}:
         raise ValueError("it has no place that a collapse goes back to")
     Progress.restored(good)
+    if type(batch := values.get("batch", 1)) is not int or batch < 1:
+        raise ValueError("it has no batch")
     lines = values.get("metrics")
     if not isinstance(lines, list | None) or not all(isinstance(line, str) for line in lines or ()):
         raise ValueError("it has no lines of metrics")

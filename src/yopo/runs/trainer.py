@@ -6,6 +6,8 @@ step and process, so a resumed run is the run that was never stopped.
 
 import math
 import time
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -15,6 +17,8 @@ from torch import Tensor
 
 import yopo
 from yopo.core.digest import weights_digest
+from yopo.core.parallel import gathered
+from yopo.core.tensor_files import Tensors
 from yopo.data.augment import Augment
 from yopo.data.source import Feed
 from yopo.evaluation.card import hardware, provenance
@@ -51,13 +55,14 @@ class Trainer:
         self.config, self.progress = config, Progress()
         self.stop = False  # set from a signal handler
         self.learner = Learner(config, data, watcher, device)
+        self._batches: Iterator[tuple[Tensor, Tensor]] | None = None  # of the epoch to come
         first = self.learner.rank == 0
         images = {"classes": list(data.names), "shape": list(data.pictures.shape)}
         self.files = RunFolder(out, watcher, writes=first, images=images)
         self.images = split(data, config)
         self.loader = self.images.batches(
             Feed(
-                batch=config.batch,
+                batch=self.learner.batch,
                 seed=config.seed,
                 device=device,
                 rank=self.learner.rank,
@@ -67,7 +72,9 @@ class Trainer:
                 say=watcher.say,
             )
         )
-        self.keeper = Keeper(config, self.learner, self.files, self.progress, self.images.digest)
+        self.keeper = Keeper(
+            config, self.learner, self.files, self.progress, self.images.digest, self.loader
+        )
         self.epoch_end = EpochEnd(
             config, self.learner, self.images, self.files, self.keeper, self._tell
         )
@@ -79,7 +86,7 @@ class Trainer:
         weights = sum(p.numel() for p in self.learner.model.parameters())
         kept = f"{len(images.held):,} held out, {len(images.test):,} to test"
         where = hardware(self.learner.device)
-        many = images.many or len(self.loader) * self.config.batch
+        many = images.many or len(self.loader) * self.learner.batch
         text = f"{many:,} training images of {images.classes} classes, {kept}; "
         text += f"{weights:,} parameters; {where}"
         return text + ("; compiling first" if self.learner.engine else "")
@@ -128,7 +135,19 @@ class Trainer:
 
     def _warm_up(self) -> None:
         """Study, compile and capture before the clock starts."""
-        self.seconds["warmup_seconds"] += self.learner.warm_up(*next(iter(self.loader.epoch(0))))
+        p = self.progress
+        batches = self.loader.epoch(p.epoch, p.step)
+        first = next(batches, None)
+        if first is None:  # stopped at the end of an epoch; any batch will do
+            first = next(self.loader.epoch(p.epoch))
+        else:
+            self._batches = chain([first], batches)
+        self.seconds["warmup_seconds"] += self.learner.warm_up(*first)
+
+    def _rest(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches from here to the end of the epoch; the first may have been drawn already."""
+        begun, self._batches = self._batches, None
+        return begun or self.loader.epoch(self.progress.epoch, self.progress.step)
 
     def _epoch(self) -> str | None:
         """Train to the end of this epoch; return why it collapsed, if it did."""
@@ -136,7 +155,7 @@ class Trainer:
         every = self.config.optimizer.accumulate
         loss = torch.tensor(p.loss_sum, device=device)
         right = torch.tensor(p.right, device=device)
-        self.learner.model.train()
+        self.learner.trained.train()
         self.learner.wait()
         started, glance, used = time.perf_counter(), Glance(), time.process_time()
 
@@ -147,7 +166,7 @@ class Trainer:
             p.processor_seconds += time.process_time() - used
             started, used = time.perf_counter(), time.process_time()
 
-        for x, y in self.loader.epoch(p.epoch, p.step):
+        for x, y in self._rest():
             out = self._step(x, y, p.step)
             loss += out.loss
             right += (out.logits.argmax(1) == y).sum()
@@ -183,7 +202,7 @@ class Trainer:
         """Seconds a step, not counting the first, and propagations an epoch; spoils the weights."""
         self._warm_up()
         times, spent = [], 0.0
-        for step, (x, y) in enumerate(self.loader.epoch(0)):
+        for step, (x, y) in enumerate(self._rest()):
             started = time.perf_counter()
             spent = self._step(x, y, step).propagations
             self.learner.wait()
@@ -194,13 +213,13 @@ class Trainer:
 
     def _finish(self) -> dict[str, Any]:
         """Touch the test set, once, with the best weights and the last ones."""
-        result: dict[str, Any] = {}
+        began, p = time.perf_counter(), self.progress
+        images, steps = len(self.images.test), self.config.evaluate.steps
+        self.files.watch.say(f"attacking {images:,} test images with PGD-{steps}")
+        last = self.learner.weights()  # all processes take part in what may be spread over them
+        written = self.learner.rank == 0 and self._write_weights(last)
+        result, digests = self._test()
         if self.learner.rank == 0:
-            began, p = time.perf_counter(), self.progress
-            images, steps = len(self.images.test), self.config.evaluate.steps
-            self.files.watch.say(f"attacking {images:,} test images with PGD-{steps}")
-            written = self._write_weights()
-            result, digests = self._test()
             result |= {
                 "best_epoch": p.best_epoch,
                 "train_seconds": p.train_seconds,
@@ -221,12 +240,11 @@ class Trainer:
             if written:  # else the run is not finished, and can be resumed
                 self.files.finish(result)
         distributed.wait_for_all()
-        return result
+        return result if self.learner.rank == 0 else {}
 
-    def _write_weights(self) -> bool:
+    def _write_weights(self, last: Tensors) -> bool:
         """Write the last weights and the best ones; say whether they are there."""
         settings, best = self.config.tree(), self.keeper.best
-        last = dict(self.learner.follower.state_dict())
         written = self.files.save_weights(LAST, last, settings)
         if best is not None:
             return written & self.files.mend_weights(BEST, best, settings)
@@ -238,14 +256,14 @@ class Trainer:
         """What the test set shows of the last weights and the best ones, and their digests."""
         result: dict[str, Any] = {}
         digests: dict[str, str] = {}
-        follower, best = self.learner.follower, self.keeper.best
-        same = self.progress.best_epoch == self.config.epochs
+        follower, best_epoch = self.learner.follower, self.progress.best_epoch
+        same = best_epoch == self.config.epochs
         result["last"], digests["last"] = self._measure("test" if same else "test, last")
         if same:
             result["best"], digests["best"] = result["last"], digests["last"]
-        elif best is not None:
+        elif best_epoch >= 0:
             last = {k: v.clone() for k, v in follower.state_dict().items()}
-            follower.load_state_dict(best)
+            self.learner.load(self.keeper.best)
             try:
                 result["best"], digests["best"] = self._measure("test, best")
             finally:
@@ -253,14 +271,17 @@ class Trainer:
         return result, digests
 
     def _measure(self, shown: str = "test") -> tuple[dict[str, float], str]:
-        """The followed network on the test set, and its weights' digest."""
+        """The followed network on the test set, by the first process; its weights' digest."""
         follower, share = self.learner.follower, self.learner.share
+        shares = dict[str, float]()
 
         def tell(name: str, part: float, accuracy: float) -> None:
             self._tell(f"{shown} {name}", part, accuracy)
 
-        test = self.images.test
-        x, y = test.read(torch.arange(len(test))), test.labels
-        clean, robust = accuracies(follower, x, y, self.config, share, tell)
-        shares = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
+        with gathered(follower):
+            if self.learner.rank == 0:
+                test = self.images.test
+                x, y = test.read(torch.arange(len(test))), test.labels
+                clean, robust = accuracies(follower, x, y, self.config, share, tell)
+                shares = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
         return shares, weights_digest(follower)
