@@ -118,7 +118,7 @@ def test_transformers_metrics_hold_what_an_evaluation_finds(tmp_path: Path) -> N
     x, net = images().tensors[0], classifier()
     with torch.no_grad():
         z = net(pixel_values=x).logits
-        net.get_parameter("classifier.bias").sub_(z.mean(0))  # so that it answers with several classes
+        net.get_parameter("classifier.bias").sub_(z.mean(0))  # several classes
         data = x, (z - z.mean(0)).argmax(1)
     robust = RobustAccuracy(data, yopo.Linf(0.005), ATTACKS, every=2)
     one = trainer(net, tmp_path, 4, eval_strategy="epoch", num_train_epochs=2)
