@@ -378,8 +378,8 @@ def test_plain_steps_beside_captured_ones() -> None:
 
 def test_the_demos_seeds_in_the_list_of_records() -> None:
     leads, left = [], []
-    for folder in sorted((ROOT / "records/demo-seeds-cpu").iterdir()):
-        natural, pgd, yopo = read_runs([folder / name for name in DEMO])
+    for seed in sorted((ROOT / "records/demo-seeds-cpu").iterdir()):
+        natural, pgd, yopo = read_runs([seed / name for name in DEMO])
         spent = 1.01 * yopo.points[-1]["propagations"]
         there = [p["robust"] for p in pgd.points if p["propagations"] <= spent]
         leads.append(100 * (yopo.points[-1]["robust"] - there[-1]))
