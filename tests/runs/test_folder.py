@@ -10,6 +10,7 @@ import yopo
 from tests.runs.test_strangers import write
 from tests.tiny import tiny_trainer
 from yopo import cli
+from yopo.core import files
 from yopo.runs import folder
 
 PACKAGE = Path(yopo.__file__).parent
@@ -127,7 +128,7 @@ def test_names_that_an_evaluation_was_given_are_on_the_disk(
     there.card.write_text("a card")
     seen: list[list[str]] = []
     monkeypatch.setattr(
-        folder.files, "flush", lambda path: seen.append(sorted(p.name for p in path.iterdir()))
+        files, "flush", lambda path: seen.append(sorted(p.name for p in path.iterdir()))
     )
     there.set_aside("2026-01-02 03:04")
     assert seen == [["eval-202601020304.json", "eval-202601020304.md"]]
