@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from yopo.core.checks import check_step
+from yopo.core.random import Counted
 from yopo.core.words import fraction
 
 
@@ -84,9 +85,12 @@ class Linf(_Ball):
                 f"expected eps of at most 1, the range of pixels, got {eps}; 8 of 255 is 8/255"
             )
 
-    def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def start(self, x: Tensor, generator: torch.Generator | Counted | None = None) -> Tensor:
         """Draw eta uniformly from the ball, then put it into the box."""
-        eta = torch.empty_like(x).uniform_(-1, 1, generator=generator)
+        if isinstance(generator, Counted):
+            eta = generator.in_cube(x)
+        else:
+            eta = torch.empty_like(x).uniform_(-1, 1, generator=generator)
         return self.project(self.eps * eta, x)
 
     def project(self, eta: Tensor, x: Tensor) -> Tensor:
@@ -110,8 +114,10 @@ class L2(_Ball):
 
     __slots__ = ()
 
-    def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def start(self, x: Tensor, generator: torch.Generator | Counted | None = None) -> Tensor:
         """Draw eta uniformly from the ball, then put it into the box."""
+        if isinstance(generator, Counted):
+            return (self.eps * generator.in_ball(x)).clamp(-x, 1 - x)
         direction = torch.empty_like(x).normal_(generator=generator)
         u = torch.empty_like(_norm(x)).uniform_(generator=generator)
         radius = self.eps * u ** (1 / x[0].numel())

@@ -33,6 +33,7 @@ from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Data, Outcome, Tell, run
 from yopo.evaluation.warnings import SAMPLE, Suspicion, after, before
 
+STARTS = "starts 2"  # how random starts are drawn; 1 was a generator for each image
 Batches = Iterable[Sequence[Tensor]]
 
 
@@ -85,7 +86,8 @@ def evaluate(
     digests = {"weights_sha256": weights_digest(model), "images_sha256": values_digest(x, y)}
     journal = None
     if state is not None:
-        identity = values_digest(*digests.values(), told(threat), seed, precision, batch, step)
+        settings_ = (told(threat), seed, precision, batch, step, STARTS)
+        identity = values_digest(*digests.values(), *settings_)
         journal = Journal(Path(state), identity, examples)
         journal.meet(_answers(net, images))
     if compile:

@@ -23,7 +23,8 @@ from yopo.attacks.strongest import Strongest
 from yopo.core.checks import ROUNDING, check_attack, check_targets
 from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.losses import margin
-from yopo.core.threat import L2, Threat
+from yopo.core.random import Counted
+from yopo.core.threat import L2, Linf, Threat
 from yopo.evaluation.network import Network, products
 
 Tell = Callable[[str, float, float], None]  # attack, part done, accuracy so far
@@ -185,8 +186,11 @@ def check_norm(attack: Attack, threat: Threat) -> None:
 def starts(threat: Threat, x: Tensor, purpose: str) -> Tensor:
     """A random start for each image (B, ...), drawn from the image itself and `purpose` alone.
 
-    So it is the same wherever the image stands: in any batch, order, subset and on any device.
+    So it is the same wherever the image stands: in any batch, order, subset and on any device. A
+    threat that draws in its own way gets a generator for each image, which takes longer.
     """
+    if type(threat).start in (Linf.start, L2.start):
+        return threat.start(x, Counted(purpose))  # type: ignore[arg-type]
     generator, etas = torch.Generator(), []
     for image in x.cpu().contiguous().split(1):
         generator.manual_seed(_drawn(purpose, image))
