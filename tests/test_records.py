@@ -14,7 +14,7 @@ from yopo.report.groups import FREE
 from yopo.report.records import read_runs
 from yopo.runs.folder import read_config, read_result
 from yopo.runs.overlay import Tree
-from yopo.runs.recipes import MEASURED, recipe
+from yopo.runs.recipes import REACHED, recipe
 from yopo.runs.settings import validate
 
 ROOT = Path(__file__).parent.parent
@@ -355,7 +355,7 @@ def test_plain_steps_beside_captured_ones() -> None:
 
 
 def test_what_the_recipes_promise_was_measured() -> None:
-    for name, told in MEASURED.items():
+    for name, told in REACHED.items():
         where, _, row = told.where.partition(" ")
         run = ROOT / "records" / where
         files = (f"{run.name}.json", "model-last.eval.json", "eval.json")

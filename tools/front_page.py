@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from yopo.methods.registry import ENTRIES
 from yopo.paper.reproduced import summary
-from yopo.report.curves import HUES, PALETTE
+from yopo.report.curves import PALETTE
 from yopo.report.records import read_runs
 
 FAST = "cifar10-fast"
@@ -19,10 +20,10 @@ COMPUTED = "Its run shared a GPU, so this is the time of 40 epochs of the row ab
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 440, 64, 20, 64, 60
 COLOURS = {  # on white, as in the report; on dark
-    "PGD": (PALETTE[HUES["pgd"]], "#6ea8ec"),
-    "YOPO": (PALETTE[HUES["yopo"]], "#ef8a65"),
-    "Free": (PALETTE[HUES["free"]], "#6cc282"),
-    FAST: (PALETTE[HUES["fast"]], "#bd95e6"),
+    "PGD": (PALETTE[ENTRIES["pgd"].hue or 0], "#6ea8ec"),
+    "YOPO": (PALETTE[ENTRIES["yopo"].hue or 0], "#ef8a65"),
+    "Free": (PALETTE[ENTRIES["free"].hue or 0], "#6cc282"),
+    FAST: (PALETTE[ENTRIES["fast"].hue or 0], "#bd95e6"),
 }
 BESIDE = {  # where a label does not stand on the right of its point
     "YOPO-3-5": (-12, 6, "end"),

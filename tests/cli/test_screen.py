@@ -78,6 +78,32 @@ def test_attacks_on_images_kept_aside_are_seen(shown: Shown) -> None:
     assert "0:00" in shown.lines()[-1]
 
 
+@pytest.mark.parametrize("title", ["yopo", "trades-yopo-3-4"])
+def test_each_bar_is_one_line_and_still_a_bar(
+    title: str, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown.screen.title, shown.screen.epochs = title, 105
+    shown.screen.step(0, 0, 469, "")
+    shown.now += 3600
+    shown.screen.step(0, 469, 469, "loss 12.345")
+    line = {"epoch": 1, "train_seconds": 10.0, "loss": 1.0, "train_accuracy": 0.5}
+    shown.screen.epoch(line | {"clean": 0.5, "robust": 0.25})
+    shown.screen.step(1, 200, 469, "loss 12.345")
+    shown.screen.attack("held-out pgd-20", 0.0, 1.0)
+    shown.now += 11
+    shown.screen.attack("held-out pgd-20", 0.5, 0.9)
+    file = io.StringIO()
+    console = Console(file=file, width=shown.width, force_terminal=True, color_system="standard")
+    console.print(shown.screen.bars.get_renderable())
+    drawn = re.sub("\x1b[^m]*m", "", file.getvalue()).splitlines()
+    assert [re.sub("[━╸╺]+", "", " ".join(line.split())) for line in drawn] == [
+        f"{title}  1/105 1:00:11, 72:49:54 to go PGD 25.0%",
+        "epoch 2  200/469 0:11, 0:15 to go loss 12.345",
+        "held-out pgd-20  50% 0:11, 0:11 to go 90.00% left",
+    ]
+    assert all(len(re.sub("[^━╸╺]", "", line)) >= 15 for line in drawn)
+
+
 def test_a_log_hears_of_attacks_that_last(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from yopo.core import files, tensor_files
 from yopo.data import load
 from yopo.data.formats import PIXELS, _kept, read_picture
 from yopo.report.records import read_runs
-from yopo.runs.sections import fraction
+from yopo.runs.sections import read_number
 
 ROOT, PACKAGE = Path(__file__).parents[2], Path(yopo.__file__).parent
 
@@ -58,7 +58,7 @@ MODULES = {  # where `load` and `open` mean a file
     "yaml.parse": {"core/files.py"},
     "gzip.open": set(),
     "Image.open": {"data/formats.py"},
-    "tarfile.open": {"data/fetch.py"},
+    "tarfile.open": {"data/archives.py"},
     "os.open": {"core/files.py", "runs/alone.py"},  # and a folder, to lock it
     "io.open": set(),
 }
@@ -234,7 +234,7 @@ def test_nan_becomes_none_unless_wanted() -> None:
     "text", ["1e999999999/3", "1/1e999999999", "1e400", "9" * 9999, "1/0", "x"]
 )
 def test_fractions_that_take_hours_are_refused(text: str) -> None:
-    refused(lambda: fraction(text, "eps"), "expected a number for eps")
+    refused(lambda: read_number(text, "eps"), "expected a number for eps")
 
 
 # ---------------------------------------------------------------- what is no plain file

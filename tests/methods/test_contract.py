@@ -14,6 +14,7 @@ from tests.conftest import Batch, assert_same, bn_convnet, convnet, grads
 from tests.methods.test_methods import THREAT, Make, every_method
 from yopo import PGD, YOPO, Engine, Free, Method
 from yopo.methods.base import AdversarialMethod, carried_over
+from yopo.methods.registry import ENTRIES
 
 PACKAGE = Path(yopo.__file__).parent
 MAKERS = ("__init__.py",)  # the public names
@@ -43,6 +44,39 @@ def test_no_concrete_method_is_named_outside_their_room() -> None:
             elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 used = {node.attr} if node.value.id in ("yopo", "methods") else set()
             assert not used & names, f"{file.relative_to(PACKAGE)} names {used & names}"
+
+
+# Where a method's name stands as a word outside their room, and why.
+NAMED = {
+    "attacks/__init__.py": {"pgd"},  # an attack
+    "attacks/names.py": {"pgd"},
+    "evaluation/evaluate.py": {"pgd"},
+    "evaluation/card.py": {"pgd"},
+    "__init__.py": {"pmp"},  # a room
+    "bench/literal.py": {*ENTRIES},  # the paper's loops, by what they are compared with
+    "runs/recipes.py": {"natural"},  # a row of table 3
+    "runs/settings.py": {"yopo"},  # by default
+    "cli/bench.py": {"natural"},  # a column
+    "cli/diagnose.py": {"pgd"},  # a part of the study's file
+}
+
+
+def test_no_method_is_asked_for_by_its_name() -> None:
+    """What reports, bench and recipes ask of a method is in the registry."""
+    for file in PACKAGE.rglob("*.py"):
+        tree, where = ast.parse(file.read_text()), str(file.relative_to(PACKAGE))
+        allowed = NAMED.get(where, set())
+        if file.parent.name == "methods":
+            continue
+        for node in ast.walk(tree):
+            used = {node.value} & {*ENTRIES} if isinstance(node, ast.Constant) else set()
+            assert not used - allowed - {"yopo"}, f"{where} names {used}"  # which we are, too
+            asks = isinstance(node, ast.Compare | ast.Match)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                asks = node.func.attr in ("startswith", "removeprefix", "endswith")
+            if asks and where != "__main__.py":
+                words = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
+                assert not words & {*ENTRIES} - allowed, f"{where}: {ast.unparse(node)}"
 
 
 def test_the_engine_leaves_private_parts_alone() -> None:

@@ -15,6 +15,7 @@ from yopo import Method
 from yopo.methods import registry
 from yopo.methods.registry import ENTRIES, Entry, Setting, read, register, said
 from yopo.runs.build import build_method, out_of_reach
+from yopo.runs.schemas import ConfigFile
 from yopo.runs.settings import fields, validate
 
 
@@ -67,6 +68,28 @@ def test_another_versions_method_has_a_label_too() -> None:
     assert said({"name": "yopo", "m": 5, "n": 3}) == "YOPO-5-3"  # from before grad_at
     assert said({"name": "theirs", "m": 5, "k": 3}) == "THEIRS-5"
     assert said({"name": "yopo", "m": "five", "n": 3, "grad_at": "<b>"}) == "YOPO-3"
+
+
+@pytest.mark.parametrize(
+    ("method", "sound"),
+    [
+        ({"name": "pgd", "steps": 5}, True),
+        ({"name": "pgd", "m": "five"}, True),  # no number of its label
+        ({"name": "pgd", "steps": "five"}, False),
+        ({"name": "yopo", "m": True, "n": 3}, False),
+        ({"name": "yopo", "m": 5, "n": -1}, False),
+        ({"name": "theirs", "steps": [5]}, False),
+    ],
+)
+def test_in_a_run_the_numbers_of_a_label_are_whole(method: dict[str, Any], sound: bool) -> None:
+    config: dict[str, Any] = {k: {"name": "x"} for k in ("data", "model")}
+    config |= {"method": method, "threat": {"name": "linf", "eps": 0.1}, "evaluate": {"steps": 1}}
+    config |= {"epochs": 1, "seed": 0}
+    if sound:
+        ConfigFile.model_validate(config, strict=True)
+    else:
+        with pytest.raises(ValueError, match="expected whole numbers"):
+            ConfigFile.model_validate(config, strict=True)
 
 
 def test_examples_in_a_sentence_are_specs_with_their_defaults() -> None:

@@ -23,6 +23,7 @@ from tests.robust import trained
 from yopo.cli.report import summary
 from yopo.core import tensor_files
 from yopo.evaluation.card import duration
+from yopo.methods.registry import ENTRIES
 from yopo.paper.beside import beside
 from yopo.paper.tables import paper_table
 from yopo.report import curves
@@ -521,9 +522,9 @@ def test_a_method_has_one_colour(tmp_path: Path) -> None:
     overs |= {"more": {"method": {"m": 4}}}
     runs = read_runs([write_run(tmp_path / name, over) for name, over in overs.items()])
     for some in (runs[:3], runs[2::-1], runs[1:3]):
-        assert curves.colours([[run] for run in some]) == [curves.HUES[run.name] for run in some]
+        assert curves.colours([[run] for run in some]) == [ENTRIES[run.name].hue for run in some]
     told = curves.colours([[run] for run in runs])
-    assert told[:3] == [curves.HUES[run.name] for run in runs[:3]]
+    assert told[:3] == [ENTRIES[run.name].hue for run in runs[:3]]
     assert told[3] not in told[:3]
     many = [[runs[2]]] * 20  # more than there are
     assert len(curves.colours(many)) == 20

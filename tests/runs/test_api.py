@@ -121,6 +121,36 @@ def test_a_signal_saves_and_the_same_call_goes_on(config: Config, tmp_path: Path
         train_run(config, tmp_path / "run", device="cpu")
 
 
+class Called(Silent):
+    """Remembers the order of its calls; asks to stop in the attack that is wanted."""
+
+    def __init__(self, stop_in: str = "") -> None:
+        super().__init__()
+        self.stop_in, self.calls = stop_in, list[tuple[Any, ...]]()
+
+    def step(self, epoch: int, step: int, steps: int, note: str) -> None:
+        self.calls.append(("step", epoch, step, steps))
+
+    def attack(self, name: str, part: float, accuracy: float) -> None:
+        self.calls.append(("attack", name))
+        if self.stop_in and name.startswith(self.stop_in):
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("stop_in", "epoch"), [("held-out", 0), ("test", 1)])
+def test_where_a_resumed_run_is_comes_before_its_attack(
+    stop_in: str, epoch: int, config: Config, tmp_path: Path
+) -> None:
+    with pytest.raises(StopRequested):
+        train_run(config, tmp_path / "run", watch=Called(stop_in), device="cpu")
+    watch = Called()
+    train_run(config, tmp_path / "run", resume=True, watch=watch, device="cpu")
+    (kind, *where, step, steps), (then, name) = watch.calls[:2]
+    assert (kind, where, step) == ("step", [epoch], steps)
+    assert then == "attack"
+    assert name.startswith(stop_in)
+
+
 def test_a_run_in_another_thread_leaves_signals_alone(config: Config, tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     found: list[Tree] = []

@@ -15,7 +15,7 @@ from yopo.runs.build import build_method
 from yopo.runs.overlay import nested, overlay
 from yopo.runs.recipes import RECIPES, method_tree, recipe
 from yopo.runs.schedule import rate
-from yopo.runs.sections import L2Config, chosen, fraction
+from yopo.runs.sections import L2Config, chosen, read_number
 from yopo.runs.settings import Config, fields, rescaled, validate, with_radius
 
 
@@ -28,12 +28,12 @@ def test_flags_over_a_recipe() -> None:
 
 
 def test_fractions() -> None:
-    assert fraction("0.3", "x") == 0.3
-    assert fraction("8/255", "x") == 8 / 255
-    assert fraction("2.5 / 255", "x") == 2.5 / 255
+    assert read_number("0.3", "x") == 0.3
+    assert read_number("8/255", "x") == 8 / 255
+    assert read_number("2.5 / 255", "x") == 2.5 / 255
     for text in ("", "8/", "/8", "1/0", "1/2/3", "eps"):
         with pytest.raises(ValueError, match="expected a number for x"):
-            fraction(text, "x")
+            read_number(text, "x")
 
 
 def test_another_method_by_flag_drops_what_belonged_to_the_old_one() -> None:

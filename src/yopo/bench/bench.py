@@ -15,7 +15,7 @@ import yopo
 from yopo.bench.literal import literal_loop
 from yopo.engine.ema import EMA
 from yopo.engine.engine import Engine
-from yopo.methods.registry import ENTRIES
+from yopo.methods import registry
 from yopo.runs.build import NETWORKS, build_method
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.recipes import method_tree
@@ -85,7 +85,7 @@ def bench(
     for spec in methods:
         say(f"{model}, {spec}")
         row = _measure(spec, result, device, with_literal, seconds, options, say)
-        natural = row.step if spec == "natural" else natural
+        natural = natural if registry.read(spec)[0].attacks else row.step
         result.rows.append(replace(row, natural=natural and row.step / natural))
     return result
 
@@ -163,7 +163,7 @@ def _fresh(
 def _config(model: str, spec: str) -> tuple[Config, tuple[int, int]]:
     channels, side, settings = SETTINGS[model]
     tree = overlay(settings, {"method": method_tree(spec)})
-    if model == "smallcnn" and "first_layer" in ENTRIES[tree["method"]["name"]].parameters:
+    if model == "smallcnn" and "first_layer" in registry.ENTRIES[tree["method"]["name"]].parameters:
         tree = overlay(tree, {"method": {"first_layer": "relu1"}})  # as in the paper
     return validate(tree), (channels, side)
 

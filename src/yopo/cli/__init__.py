@@ -43,7 +43,7 @@ FIRST = """yopo trains networks that hold under attack. To begin with:
 
 Commands: {}.
 `yopo COMMAND --help` shows what each can do, with examples."""
-Words = tuple[ModuleType, argparse.Namespace, list[str]]
+Parsed = tuple[ModuleType, argparse.Namespace, list[str]]
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
     run(*parsed())
 
 
-def parsed() -> Words:
+def parsed() -> Parsed:
     """The command that was typed, its arguments, and what its parser did not know."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that has no ∞ gets a ?

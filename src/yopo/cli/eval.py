@@ -79,11 +79,11 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     nothing_else(rest)
     with loading():
         from yopo.runs import evaluating
-        from yopo.runs.sections import fraction
+        from yopo.runs.sections import read_number
 
     whose: dict[str, Any] = {"trust": args.trust, "model_name": args.model_name}
     whose |= {"data_root": args.data_root, "data_path": args.data_path}
-    whose |= {"weights": args.weights, "eps": args.eps and fraction(args.eps, "--eps")}
+    whose |= {"weights": args.weights, "eps": args.eps and read_number(args.eps, "--eps")}
     for path in args.runs:  # all checked first
         evaluating.check(path, args.attacks, **whose)
     for path in args.runs:
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
             path,
             args.attacks,
             samples=args.samples,
-            step=args.step and fraction(args.step, "--step"),
+            step=args.step and read_number(args.step, "--step"),
             seed=args.seed,
             batch=args.batch,
             precision=args.precision,

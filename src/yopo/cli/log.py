@@ -15,7 +15,7 @@ class Log(io.TextIOBase):
     """
 
     def __init__(self, handle: int, encoding: str) -> None:
-        self._handle, self._encoding, self._told = handle, encoding, False
+        self._handle, self._encoding, self._failed = handle, encoding, False
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -41,11 +41,11 @@ class Log(io.TextIOBase):
             while left:
                 left = left[os.write(self._handle, left) :]
         except OSError as error:
-            if not self._told:
+            if not self._failed:
                 with suppress(OSError):
                     why = error.strerror or error
                     print(f"yopo: the log cannot be written ({why}); going on", file=sys.stderr)
-            self._told = True
+            self._failed = True
         return len(text)
 
 

@@ -17,7 +17,7 @@ def options(_parser: argparse.ArgumentParser) -> None:
 def run(_args: argparse.Namespace, rest: list[str]) -> None:
     """List the recipes: the network, what they took and what they reached."""
     nothing_else(rest)
-    from yopo.runs.recipes import MEASURED, RECIPES, Measured
+    from yopo.runs.recipes import REACHED, RECIPES, Reached
 
     console = Terminal()
     console.say("Start with the demo: yopo train demo --out runs/first")
@@ -27,7 +27,7 @@ def run(_args: argparse.Namespace, rest: list[str]) -> None:
         text = alike[0][1][0]
         console.say(text if len(alike) == 1 else text.partition(":")[0])
         for name, (_, tree) in alike:
-            told = MEASURED.get(name, Measured(None, None, None, ""))
+            told = REACHED.get(name, Reached(None, None, None, ""))
             took = "–" if told.seconds is None else _duration(told.seconds)
             clean, worst = (
                 "–" if share is None else f"{share:.1f}%" for share in (told.clean, told.worst)

@@ -8,6 +8,7 @@ from typing import Any
 from rich import progress
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from yopo.cli.common import Terminal
@@ -74,7 +75,7 @@ class Screen:
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[done]}"),
-            Clock(),
+            Clock(Column(no_wrap=True)),  # else what is left over is taken from it, not the bar
             TextColumn("{task.fields[note]}"),
             expand=True,
             console=self.console,

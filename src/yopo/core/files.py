@@ -80,7 +80,7 @@ def parse_yaml(text: str, name: str) -> Any:  # noqa: ANN401
 
     fast = cast("type[yaml.SafeLoader]", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
-    class Loader(fast):  # type: ignore[misc, valid-type]
+    class OnlyOnce(fast):  # type: ignore[misc, valid-type]
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:  # noqa: ANN401
             keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
             if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
@@ -98,7 +98,7 @@ def parse_yaml(text: str, name: str) -> Any:  # noqa: ANN401
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > DEPTH:  # before it is built, which goes as deep
                 raise ValueError(f"it has more than {DEPTH} brackets inside each other")
-        value = yaml.load(text, Loader=Loader)
+        value = yaml.load(text, Loader=OnlyOnce)
         _check(value)
     # A date may be one that no calendar has; a number may be one of too many digits.
     except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, RecursionError) as error:

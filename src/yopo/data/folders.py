@@ -11,7 +11,7 @@ from torch import Tensor
 
 from yopo.core.files import check_unpacked, file_digest
 from yopo.data.formats import Bytes, read_picture
-from yopo.data.listing import Found, Listed, check_classes, left_out
+from yopo.data.listing import Listed, Splits, check_classes, left_out
 
 TEST_PART, SPLIT_SEED = 0.2, 0
 
@@ -35,22 +35,22 @@ class Read:
 
 
 def read_folder(
-    found: Found, size: int | None, skip_broken: bool
+    there: Splits, size: int | None, skip_broken: bool
 ) -> tuple[Read, Read, tuple[str, ...], list[str]]:
     """Training and test pictures, the names of the classes, and what a user should know."""
     broken: list[str] = []
-    names = found.names
-    if found.test is None:
-        everything = _read(found.train, size, broken)
+    names = there.names
+    if there.test is None:
+        everything = _read(there.train, size, broken)
         notes = left_out(broken, skip_broken)
         train, test = (everything.rows(chosen) for chosen in split(everything.listed, names))
         return train, test, names, [*notes, said_of_split(everything.listed, len(test.images))]
-    train, test = (_read(listed, size, broken) for listed in (found.train, found.test))
+    train, test = (_read(listed, size, broken) for listed in (there.train, there.test))
     notes = left_out(broken, skip_broken)
     for part in (train, test):
         check_classes(part.listed.folder, part.listed.labels, names, least=1)
     check_sizes(train.listed, train.images[0].shape, test.listed, test.images[0].shape)
-    return train, test, names, [*notes, *found.notes]
+    return train, test, names, [*notes, *there.notes]
 
 
 def check_sizes(train: Listed, one: tuple[int, ...], test: Listed, other: tuple[int, ...]) -> None:

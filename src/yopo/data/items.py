@@ -59,13 +59,14 @@ class Items:
     @cached_property
     def labels(self) -> Tensor:
         """The labels (N,)."""
-        found = next((v for v in self._told() if v is not None and len(v) == len(self)), None)
-        if found is None:
+        labels = next((v for v in self._said() if v is not None and len(v) == len(self)), None)
+        if labels is None:
             parts = torch.arange(len(self)).split(256)
-            found = torch.cat([self._drawn(rows, 0)[1] for rows in parts])
-        return torch.as_tensor(found).to(torch.int64)
+            labels = torch.cat([self._drawn(rows, 0)[1] for rows in parts])
+        return torch.as_tensor(labels).to(torch.int64)
 
-    def _told(self) -> Iterator[Any]:
+    def _said(self) -> Iterator[Any]:
+        """What may be the labels, where the data set or its owner says them."""
         yield self._labels
         if self._pair is not _pair:
             return  # it may change them
@@ -102,8 +103,8 @@ class Items:
                 labels.append(int(label))
         shapes = {(tuple(image.shape), image.dtype) for image in images}
         if len(shapes) > 1:
-            found = " and ".join(sorted(f"{shape} of {kind}" for shape, kind in shapes)[:2])
-            raise ValueError(f"expected images of one shape and type, got {found}; resize them")
+            several = " and ".join(sorted(f"{shape} of {kind}" for shape, kind in shapes)[:2])
+            raise ValueError(f"expected images of one shape and type, got {several}; resize them")
         return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
 
 

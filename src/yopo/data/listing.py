@@ -34,7 +34,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Splits:
     """What lies in a folder."""
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def look_into(root: Path) -> Found:
+def look_into(root: Path) -> Splits:
     """The classes and files of a folder; none is opened."""
     if not root.is_dir():
         raise FileNotFoundError(
@@ -51,7 +51,7 @@ def look_into(root: Path) -> Found:
         )
     if not any(_is_split(root / name) for name in ("train", "test", "val")):
         names = _classes(root)
-        return Found(names, _listed(root, names), None)
+        return Splits(names, _listed(root, names), None)
     second = next((root / s for s in ("test", "val") if (root / s).is_dir()), root / "test")
     for folder in (root / "train", second):
         if not folder.is_dir():
@@ -70,7 +70,7 @@ def look_into(root: Path) -> Found:
             f"{root / 'val'} is not used: the test set is {second}, and weights are chosen by "
             "images held out of train/ (--data.held_out)"
         )
-    return Found(names, _listed(root / "train", names), _listed(second, names), tuple(notes))
+    return Splits(names, _listed(root / "train", names), _listed(second, names), tuple(notes))
 
 
 def _is_split(folder: Path) -> bool:
@@ -92,26 +92,26 @@ def _listed(folder: Path, names: tuple[str, ...]) -> Listed:
     files: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        found = sorted(_below(folder, name), key=lambda file: file.split(os.sep))
-        if not found:
+        inside = sorted(_below(folder, name), key=lambda file: file.split(os.sep))
+        if not inside:
             raise ValueError(f"expected pictures in {folder / name}, got none; add some")
-        files += found
-        labels += [label] * len(found)
+        files += inside
+        labels += [label] * len(inside)
     return Listed(folder, files, labels)
 
 
 def _below(folder: Path, name: str) -> list[str]:
     """Files that are named as pictures, however deep; a link to a folder is not followed."""
-    found, inside = [], []
+    pictures, folders = [], []
     with os.scandir(folder / name) as entries:
         for entry in entries:
             if os.path.splitext(entry.name)[1].lower() in PICTURES:
-                found.append(os.path.join(name, entry.name))
+                pictures.append(os.path.join(name, entry.name))
             if entry.is_dir(follow_symlinks=False):
-                inside.append(os.path.join(name, entry.name))
-    for deeper in inside:
-        found += _below(folder, deeper)
-    return found
+                folders.append(os.path.join(name, entry.name))
+    for deeper in folders:
+        pictures += _below(folder, deeper)
+    return pictures
 
 
 def left_out(broken: list[str], skip: bool) -> list[str]:

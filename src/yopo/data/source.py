@@ -117,9 +117,9 @@ class Sources:
         return len(self.train) if can_read(self.train) else self.images
 
 
-def can_read(found: object) -> TypeGuard[Pictures]:
+def can_read(given: object) -> TypeGuard[Pictures]:
     """Whether these are pictures; what they hold is not looked at."""
-    return hasattr(found, "read") and not hasattr(found, "epoch")
+    return hasattr(given, "read") and not hasattr(given, "epoch")
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,10 +47,13 @@ class Entry:
     given: "type[Method] | str"  # the class, or where it is: "yopo.YOPO" of methods/yopo.py
     numbers: tuple[str, ...] = ()
     ending: str | None = None
-    climbs: tuple[str, ...] = ()  # settings whose product is the steps of threat.step a batch
+    eta_steps: tuple[str, ...] = ()  # settings whose product is the steps of threat.step a batch
     settings: Mapping[str, Setting] = field(default_factory=dict)
     label: str = ""  # in reports; the name in capitals by default
     example: str = ""  # of a spec; with all its numbers by default, where the class is given
+    attacks: bool = True  # whether it trains against an adversary
+    rival: str = "pgd"  # whose time and cost reports measure its own against; "": nobody's
+    hue: int | None = None  # in reports, of their palette; by default one that is free
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z]+(-[a-z]+)*", self.name):
@@ -72,7 +75,7 @@ class Entry:
     def check(self) -> None:
         """Refuse what the class's signature does not have."""
         known, ending = self.parameters, () if self.ending is None else (self.ending,)
-        for name in (*self.numbers, *ending, *self.climbs, *self.settings):
+        for name in (*self.numbers, *ending, *self.eta_steps, *self.settings):
             if name not in known:
                 raise ValueError(
                     f"{self.method.__name__} has no setting {name!r}; there are: "
@@ -146,7 +149,7 @@ class Entry:
 
     def steps(self, settings: Mapping[str, Any]) -> int:
         """How many steps of threat.step its adversary climbs in a batch; 0 if not in such steps."""
-        return prod(settings[name] for name in self.climbs) if self.climbs else 0
+        return prod(settings[name] for name in self.eta_steps) if self.eta_steps else 0
 
 
 ENTRIES: dict[str, Entry] = {}  # in the order of tables
@@ -175,12 +178,16 @@ def read(spec: str) -> tuple[Entry, dict[str, Any]]:
     raise ValueError(f"no method {spec!r}; {hint}methods are written like {examples}")
 
 
+def numbers(name: str) -> tuple[str, ...]:
+    """The settings that its label counts; a run's method may be its owner's, and not known here."""
+    return ENTRIES[name].numbers if name in ENTRIES else ("steps", "m", "n")
+
+
 def said(settings: Mapping[str, Any]) -> str:
     """A method's settings as the paper writes them: YOPO-5-3, or YOPO-5-3 last."""
     name = settings["name"]
-    entry = ENTRIES.get(name)  # a run's method may be its owner's
-    numbers = entry.numbers if entry else ("steps", "m", "n")
-    values = [str(v) for k in numbers if isinstance(v := settings.get(k), int)]
+    entry = ENTRIES.get(name)
+    values = [str(v) for k in numbers(name) if isinstance(v := settings.get(k), int)]
     label = "-".join([entry.label if entry else name.upper(), *values])
     end = settings.get(entry.ending) if entry and entry.ending else None
     return f"{label} {end}" if entry and end and end in entry.endings else label
@@ -203,14 +210,16 @@ def plain(annotation: object) -> bool:
 _BETA = Setting("weight of the consistency, the paper's 1/λ", least=0)
 _FIRST_LAYER = Setting("module where f0 ends; found by default")
 for _entry in (
-    Entry("natural", "natural.Natural", label="Natural"),
+    Entry("natural", "natural.Natural", label="Natural", attacks=False, rival="", hue=7),
     Entry(
         "pgd",
         "pgd.PGD",
         ("steps",),
-        climbs=("steps",),
+        eta_steps=("steps",),
         settings={"steps": COUNT},
         example="pgd-10",
+        rival="",
+        hue=0,
     ),
     Entry(
         "free",
@@ -219,12 +228,14 @@ for _entry in (
         settings={"m": COUNT, "step": Setting("of the adversary; eps by default", above=0)},
         label="Free",
         example="free-8",
+        hue=2,
     ),
     Entry(
         "fast",
         "fast.Fast",
         settings={"step": Setting("1.25·eps by default", above=0)},
         label="FGSM-RS",
+        hue=3,
     ),
     Entry(
         "nfgsm",
@@ -234,31 +245,37 @@ for _entry in (
             "step": Setting("eps by default", above=0),
         },
         label="N-FGSM",
+        hue=4,
     ),
     Entry(
         "trades",
         "trades.TRADES",
         ("steps",),
-        climbs=("steps",),
+        eta_steps=("steps",),
         settings={"steps": COUNT, "beta": _BETA},
         example="trades-10",
+        rival="",
+        hue=5,
     ),
     Entry(
         "yopo",
         "yopo.YOPO",
         ("m", "n"),
         ending="grad_at",
-        climbs=("m", "n"),
+        eta_steps=("m", "n"),
         settings={"m": COUNT, "n": FROM_NOUGHT, "first_layer": _FIRST_LAYER},
         example="yopo-5-3",
+        hue=1,
     ),
     Entry(
         "trades-yopo",
         "trades_yopo.TRADESYOPO",
         ("m", "n"),
-        climbs=("m", "n"),
+        eta_steps=("m", "n"),
         settings={"m": COUNT, "n": FROM_NOUGHT, "beta": _BETA, "first_layer": _FIRST_LAYER},
         example="trades-yopo-3-4",
+        rival="trades",
+        hue=6,
     ),
     Entry(
         "pmp",
@@ -272,6 +289,7 @@ for _entry in (
             "layers": Setting("modules where f0, f1, … end; found by default"),
         },
         example="pmp",
+        hue=8,
     ),
 ):
     register(_entry)

@@ -32,7 +32,7 @@ def summary(
     wanted = [row for row in what.recipes if rows is None or row in {*rows, what.against}]
     runs = {row: read_runs(list(what.folders(row, out).values())) for row in wanted}
     measured = {row: _row(what, row, group) if group else None for row, group in runs.items()}
-    told = _told(name, [run for group in runs.values() for run in group])
+    told = _notes(name, [run for group in runs.values() for run in group])
     base = measured[what.against]
     for row, r in measured.items():
         if r and base and "recipe_seconds" in r and "recipe_seconds" in base:
@@ -140,7 +140,7 @@ def _literal(name: str, bench: dict[str, Any], rows: Sequence[str]) -> dict[str,
     return {"ratio": ratios, "on": f"{bench['device']}, batch {bench['batch']}"}
 
 
-def _told(name: str, runs: Sequence[Run]) -> list[str]:
+def _notes(name: str, runs: Sequence[Run]) -> list[str]:
     """What a reader must know about these runs."""
     noted: dict[str, list[str]] = {}
     others: dict[str, list[str]] = {}

@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any
 
 from yopo.evaluation.card import duration
+from yopo.methods.registry import ENTRIES
 from yopo.report.groups import called, seeds
 from yopo.report.plot import FEW, Axis, Curve, Dot, plot, ticks
 from yopo.report.records import Run
@@ -15,14 +16,12 @@ MEASURES = ("robust", "clean")
 LONGEST = 40  # letters of a name in a figure's legend
 AXES = {"train_seconds": "training time", "propagations": "propagations per image"}
 HISTORY = {"loss": "loss", "rate": "learning rate"}  # of each epoch, by the metrics' names
+# A method has one colour on every page, on figures and in the README: the registry says which.
 # page.css has the same as --c0 to --c11, and lighter ones for dark screens.
 PALETTE = (
     "#2f6db5 #c8552f #3a8a4d #8a5bb5 #b3862b #2b8f96 "
     "#b84a7a #6b6b6b #7a4a2a #1d3f8f #7c9a1e #a02020"
 ).split()
-# A method has one colour on every page, on figures and in the README.
-HUES = {"pgd": 0, "yopo": 1, "free": 2, "fast": 3, "nfgsm": 4, "trades": 5, "trades-yopo": 6}
-HUES |= {"natural": 7, "pmp": 8}
 
 
 def points(run: Run, axis: str) -> list[dict[str, Any]]:
@@ -32,7 +31,8 @@ def points(run: Run, axis: str) -> list[dict[str, Any]]:
 
 def colours(groups: Sequence[Sequence[Run]]) -> list[int]:
     """Each group's colour: its method's, or, where another has that one, the next that is free."""
-    wanted = [HUES.get(group[0].config["method"]["name"]) for group in groups]
+    declared = (ENTRIES.get(group[0].config["method"]["name"]) for group in groups)
+    wanted = [entry.hue if entry else None for entry in declared]
     first = [hue is not None and hue not in wanted[:i] for i, hue in enumerate(wanted)]
     free = [i for i in range(len(PALETTE)) if i not in wanted] or list(range(len(PALETTE)))
     others = iter(free * len(groups))

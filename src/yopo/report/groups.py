@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from yopo.methods.registry import ENTRIES, Entry
 from yopo.report.records import Run
 from yopo.runs.settings import validate
 
@@ -57,14 +58,14 @@ def same_hardware(runs: Sequence[Run]) -> bool:
 
 
 def baseline(run: Run, runs: Sequence[Run]) -> list[Run]:
-    """The runs whose time this one's is measured against: PGD, or TRADES, of the most steps.
+    """The runs whose time this one's is measured against: its rival's, of the most steps.
 
     Of several such trainings, the seeds of the longest.
     """
-    name = run.config["method"]["name"]
-    if name in ("natural", "pgd", "trades"):
+    entry = ENTRIES.get(run.config["method"]["name"])  # none of what is its owner's
+    rival = entry.rival if entry else Entry.rival
+    if not rival:
         return []
-    rival = "trades" if name == "trades-yopo" else "pgd"
     same = [r for r in timed(runs) if _task(r) == _task(run) and r.short == run.short]
     rivals = [r for r in same if r.config["method"]["name"] == rival]
     steps = {r: r.config["method"].get("steps") or 0 for r in rivals}

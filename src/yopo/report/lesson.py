@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
+from yopo.methods.registry import ENTRIES
 from yopo.report.groups import baseline, called, seeds
 from yopo.report.records import Run
 from yopo.report.score import Score, by_chance
@@ -17,7 +18,7 @@ def lesson(scores: Mapping[Run, Score]) -> list[str]:
     Nothing, unless natural training and another are there, and the other is clearly more robust.
     """
     known = {run: s for run, s in scores.items() if s.clean is not None}
-    natural = [run for run in known if run.config["method"]["name"] == "natural"]
+    natural = [run for run in known if not _attacks(run)]
     groups = seeds([run for run in known if run not in natural])
     if not natural or not groups:
         return []
@@ -76,6 +77,12 @@ def equal_cost(runs: Sequence[Run]) -> list[str]:
             "to the same cost."
         )
     return told
+
+
+def _attacks(run: Run) -> bool:
+    """Whether its method trains against an adversary."""
+    entry = ENTRIES.get(run.config["method"]["name"])
+    return entry is None or entry.attacks
 
 
 def _measured(run: Run) -> tuple[Any, ...]:

@@ -23,11 +23,11 @@ from yopo.attacks.steps import step_size
 from yopo.core import files
 from yopo.core.threat import L2, Linf
 from yopo.evaluation.card import norm
+from yopo.runs.accuracies import accuracies
 from yopo.runs.build import build_threat
 from yopo.runs.distributed import pick_device
 from yopo.runs.folder import check_writable
-from yopo.runs.images import Data
-from yopo.runs.measured import measured
+from yopo.runs.images import DataSet
 from yopo.runs.saved import Saved, find, load_data, load_images, load_model
 
 FORMATS = ("onnx", "pt2")
@@ -39,7 +39,7 @@ WORDS = (
     *("class_names", "image_shape", "input", "output", "model", "method", "data", "threat"),
     *("accuracy", "accuracy_from", "weights_sha256", "made_by"),
 )
-Answer = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> logits (B, classes)
+Judge = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> logits (B, classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ def export_run(
     return Exported(out, words, difference, told)
 
 
-def about(run: Path, saved: Saved, images: Data) -> dict[str, str]:
+def about(run: Path, saved: Saved, images: DataSet) -> dict[str, str]:
     """What stands in the file, each a text; what is more than a word is JSON."""
-    config, found = saved.config, measured(run, saved)
+    config, known = saved.config, accuracies(run, saved)
     words: dict[str, Any] = {
         "class_names": images.names,
         "image_shape": [*images.test.shape],
@@ -120,8 +120,8 @@ def about(run: Path, saved: Saved, images: Data) -> dict[str, str]:
         "method": config.method.name,
         "data": config.data.name,
         "threat": {"name": config.threat.name, "eps": config.threat.eps},
-        "accuracy": found.accuracy if found else {},
-        "accuracy_from": f"{found.file}, {found.images} images" if found else "not measured",
+        "accuracy": known.accuracy if known else {},
+        "accuracy_from": f"{known.file}, {known.images} images" if known else "not measured",
         "weights_sha256": files.file_digest(saved.weights),
         "made_by": f"yopo-torch {yopo.__version__}",
     }
@@ -173,14 +173,14 @@ def _packed(net: nn.Module, image: Tensor, to: str, words: dict[str, str]) -> by
 def read_words(path: Path) -> dict[str, str]:
     """What `about` put into a file, that you made yourself: pt2 files are read by torch."""
     if path.suffix == ".onnx":
-        found = _needed("onnx").load(path).metadata_props
-        return {entry.key: entry.value for entry in found}
+        entries = _needed("onnx").load(path).metadata_props
+        return {entry.key: entry.value for entry in entries}
     words = dict.fromkeys(WORDS, "")
     torch.export.load(path, extra_files=words)
     return words
 
 
-def _judge(packed: bytes, to: str) -> Answer | None:
+def _judge(packed: bytes, to: str) -> Judge | None:
     """The file as whoever gets it runs it; None where nothing here can."""
     if to == "pt2":
         with _quiet():
@@ -227,7 +227,7 @@ def _quiet() -> Iterator[None]:
 # ---------------------------------------------------------------- beside the network
 
 
-def compare(judge: Answer, net: nn.Module, shape: tuple[int, ...], to: str) -> float:
+def compare(judge: Judge, net: nn.Module, shape: tuple[int, ...], to: str) -> float:
     """The largest difference of a logit on random images; a ValueError if that is no rounding."""
     x = torch.rand(COMPARED, *shape, generator=_seeded(0), dtype=torch.float32)
     worst = 0.0
@@ -253,7 +253,7 @@ def compare(judge: Answer, net: nn.Module, shape: tuple[int, ...], to: str) -> f
 class _Module(nn.Module):
     """An exported module among others; it has one mode, the one that it was exported in."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Judge) -> None:
         super().__init__()
         self.answer = answer
 
@@ -263,7 +263,7 @@ class _Module(nn.Module):
 
 
 def checked(
-    judge: Answer, attacked: nn.Module, x: Tensor, y: Tensor, threat: Linf | L2, seed: int
+    judge: Judge, attacked: nn.Module, x: Tensor, y: Tensor, threat: Linf | L2, seed: int
 ) -> str:
     """Accuracies of the file, and on which network the adversarial images were made."""
     step, generator = step_size(threat, STEPS), None
@@ -273,11 +273,11 @@ def checked(
     own = isinstance(attacked, _Module)
     for some, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
         there, answers = some.to(parameter.device), labels.to(parameter.device)
-        found = pgd(attacked, there, answers, threat, steps=STEPS, step=step, generator=generator)
+        hostile = pgd(attacked, there, answers, threat, steps=STEPS, step=step, generator=generator)
         with torch.no_grad():
             right["clean"] += int((judge(some).argmax(1) == labels).sum())
-            right["file"] += int((judge(found.cpu()).argmax(1) == labels).sum())
-            right["network"] += int((attacked(found).argmax(1) == answers).sum())
+            right["file"] += int((judge(hostile.cpu()).argmax(1) == labels).sum())
+            right["network"] += int((attacked(hostile).argmax(1) == answers).sum())
     share = {k: f"{many / len(x):.1%}" for k, many in right.items()}
     first = f"{len(x)} test images: {share['clean']} right without an attack, {share['file']} under"
     what = f"PGD-{STEPS} ({norm(threat)})"

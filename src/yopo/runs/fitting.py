@@ -11,7 +11,7 @@ import torch
 
 from yopo.core.threat import Linf
 from yopo.runs.build import build_threat
-from yopo.runs.images import Data, to_train_on
+from yopo.runs.images import DataSet, to_train_on
 from yopo.runs.overlay import overlay
 from yopo.runs.settings import Config, rescaled, validate
 
@@ -26,7 +26,7 @@ MISFIT = re.compile(
 )
 
 
-def fitted(config: Config, data: Data) -> Config:
+def fitted(config: Config, data: DataSet) -> Config:
     """With the batch and the epochs that the images need, as far as `fit` lets these change."""
     if not config.fit:
         return config
@@ -62,7 +62,7 @@ def misfits_in_a_sentence(config: Config, shape: tuple[int, ...]) -> Iterator[No
         ) from None
 
 
-def said_of(config: Config, data: Data) -> list[str]:
+def said_of(config: Config, data: DataSet) -> list[str]:
     """What a user should know of these images, with these settings, before training."""
     lines = list(data.notes)
     n = to_train_on(data, config) or 0

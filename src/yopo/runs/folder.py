@@ -355,7 +355,7 @@ def read_weights_settings(path: Path) -> Tree:
     return tree
 
 
-def read_weights_images(path: Path) -> schemas.Images | None:
+def read_weights_images(path: Path) -> schemas.ImagesSaid | None:
     """What a file of weights says of the images that it is for; earlier versions said nothing."""
     from yopo.core import tensor_files
 
@@ -365,8 +365,8 @@ def read_weights_images(path: Path) -> schemas.Images | None:
     value = files.parse_json(words, f"the metadata of {path.name}")
     if not isinstance(value, dict):
         raise ValueError(f"expected classes and a shape in {path.name}, got {str(value)[:40]}")
-    _checked(path, value, schemas.Images)
-    return schemas.Images.model_validate(value)
+    _checked(path, value, schemas.ImagesSaid)
+    return schemas.ImagesSaid.model_validate(value)
 
 
 def read_config(run: Path) -> dict[str, Any]:
@@ -383,18 +383,18 @@ def read_config(run: Path) -> dict[str, Any]:
             f"expected the settings of a run in {path}, found no "
             f"{', '.join(lacking)}; `yopo train` writes them"
         )
-    return _checked(path, config, schemas.Config)
+    return _checked(path, config, schemas.ConfigFile)
 
 
 def read_result(run: Path) -> dict[str, Any]:
     """What the test set showed at a run's end."""
-    return read_checked(run / RESULT, schemas.Result, ["last"])
+    return read_checked(run / RESULT, schemas.ResultFile, ["last"])
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
     """The values of an evaluation."""
     needed = ["about", "attacks", "warnings", "worst"]
-    return read_checked(path, schemas.Evaluation, needed)
+    return read_checked(path, schemas.EvaluationFile, needed)
 
 
 def read_lines(run: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -408,7 +408,7 @@ def read_lines(run: Path) -> tuple[list[dict[str, Any]], bool]:
     for number, line in enumerate(lines, 1):
         if not isinstance(line, dict):
             raise ValueError(f"expected an epoch in line {number} of {path}, got {str(line)[:40]}")
-        _checked(path, line, schemas.Line)
+        _checked(path, line, schemas.EpochLine)
     return lines, torn is not None
 
 

@@ -22,14 +22,14 @@ from yopo.runs.settings import Config
 SAMPLE = 512  # images by which a network normalises, where not all are in memory
 MOST = 16  # processes that decode, by default
 FEW = 200  # held-out images for the guard, in epochs without a full evaluation
-Data = Arrays | Sources
+DataSet = Arrays | Sources
 
 
 @dataclass(slots=True)
 class Images:
     """A data set as a run uses it."""
 
-    open: Opens  # makes batches of those to train on
+    batches: Opens  # makes batches of those to train on
     many: int | None  # to train on, if that is known before
     held: Pictures  # not trained on: the best weights are chosen by them
     test: Pictures  # looked at once, at the end
@@ -39,7 +39,7 @@ class Images:
     test_digest: Callable[[], str]
 
 
-def look(data: Data, model: ModelConfig) -> Tensor:  # (N, C, H, W) uint8
+def look(data: DataSet, model: ModelConfig) -> Tensor:  # (N, C, H, W) uint8
     """Training images by which the network is built: those that it normalises by."""
     pictures = data.pictures
     if isinstance(pictures, InMemory):
@@ -60,14 +60,14 @@ def held_out(n: int, config: Config) -> int:
     return out
 
 
-def to_train_on(data: Data, config: Config) -> int | None:
+def to_train_on(data: DataSet, config: Config) -> int | None:
     """How many images are trained on, if that is known before their batches are."""
     if data.many is None or (isinstance(data, Sources) and data.held is not None):
         return data.many
     return data.many - held_out(data.many, config)
 
 
-def split(data: Data, config: Config) -> Images:
+def split(data: DataSet, config: Config) -> Images:
     """Hold images out of the training set, drawn with the run's seed."""
     if isinstance(data, Sources):
         return _of_sources(data, config)
@@ -78,7 +78,7 @@ def split(data: Data, config: Config) -> Images:
     x, y = data.x_train[rest], data.y_train[rest]
     resident = config.data.resident
 
-    def open_(feed: Feed) -> Loader:
+    def of_arrays(feed: Feed) -> Loader:
         return Loader(
             x,
             y,
@@ -94,7 +94,7 @@ def split(data: Data, config: Config) -> Images:
     kept = InMemory(data.x_train[held], data.y_train[held])
     test = data.test
     return Images(
-        open=open_,
+        batches=of_arrays,
         many=len(rest),
         held=kept,
         test=test,
@@ -112,7 +112,7 @@ def _of_sources(data: Sources, config: Config) -> Images:
         rest, out = _drawn(len(train), config)
         train, held = Rows(train, rest), Rows(train, out)
     return Images(
-        open=_opens(train),
+        batches=_opens(train),
         many=to_train_on(data, config),
         held=held,
         test=data.test,

@@ -175,18 +175,18 @@ class Keeper:
         """Go on from the newest sound checkpoint in the folder; say whether there was one."""
         out, learner = self.files.path, self.learner
         reading = state.Reading(learner.snapshot.layout(), learner.rank, learner.world, self._agree)
-        found = state.load_newest(out / STATE, self.watch.say, reading)
-        if found is None and state.saved(out / STATE):
+        newest = state.load_newest(out / STATE, self.watch.say, reading)
+        if newest is None and state.saved(out / STATE):
             raise ValueError(f"no checkpoint in {out} is sound; give another --out")
-        if found is None:
+        if newest is None:
             return False
-        values = found.values
+        values = newest.values
         if isinstance(values.get("config"), dict):
             refuse_another(out, _filled(values["config"]), self.identity)
         mine = partial(learner.snapshot.own, rank=learner.rank, world=learner.world)
         try:
             p, sums, good = _restored(values)
-            learner.snapshot.put_back(mine(found.tensors))
+            learner.snapshot.put_back(mine(newest.tensors))
         except (ValueError, RuntimeError) as error:  # of torch, where a tensor does not fit
             why = " ".join(str(error).split())[:200]
             raise ValueError(
@@ -201,11 +201,11 @@ class Keeper:
         self.files.lines = values.get("metrics")
         if p.step == 0:
             self.keep_good()
-        elif found.good is not None:
-            self.good = mine(found.good), good
+        elif newest.good is not None:
+            self.good = mine(newest.good), good
         elif self.config.guard.action == "rollback":
             self.watch.say(f"{out} holds no state that a collapse in this epoch can go back to")
-        self._take_best(found.best)
+        self._take_best(newest.best)
         return True
 
     def _take_best(self, best: Tensors | None) -> None:

@@ -12,7 +12,7 @@ from yopo.engine.ema import EMA
 from yopo.engine.engine import Engine
 from yopo.runs import distributed
 from yopo.runs.build import build_method, build_model, build_optimizer, build_threat
-from yopo.runs.images import Data, look
+from yopo.runs.images import DataSet, look
 from yopo.runs.progress import Progress, Watcher
 from yopo.runs.schedule import rate
 from yopo.runs.settings import Config
@@ -22,7 +22,9 @@ from yopo.runs.snapshot import Snapshot
 class Learner:
     """The parts that change while a run trains, in one of its processes."""
 
-    def __init__(self, config: Config, data: Data, watcher: Watcher, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, data: DataSet, watcher: Watcher, device: torch.device
+    ) -> None:
         self.config, self.device = config, device
         self.rank, self.world = distributed.start(device)
         seed_all(mix(config.seed, "weights"))
@@ -41,7 +43,7 @@ class Learner:
         self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
         self.engine = self._engine(watcher)
 
-    def _network(self, data: Data) -> nn.Module:
+    def _network(self, data: DataSet) -> nn.Module:
         """The network, on its device."""
         config = self.config
         model = build_model(config.model, look(data, config.model), len(data.names))

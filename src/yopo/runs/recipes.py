@@ -41,15 +41,24 @@ def _mnist(method: str) -> Tree:
         "notes": f"{_WARMUP}. eps grows over 3 epochs, which the paper does not have. "
         "bf16 arithmetic",
     }
-    if method.startswith("pgd"):  # fewer steps must still reach the ball's surface
-        steps = tree["method"]["steps"]
-        tree["threat"]["step"] = max(0.01, 0.3 / steps)
-        tree["notes"] += f". Step {tree['threat']['step']:.3g}; the paper gives none for MNIST"
-    if method.startswith("yopo"):
-        tree["method"] |= {"first_layer": "relu1"}
-        tree["threat"]["step"] = 0.03
-        tree["notes"] += ". The paper does not divide MNIST's rate by m: 0.1 on the mean gradient"
-        tree["notes"] += ". Step 0.03; the paper gives none, its released code takes 0.01"
+    return tree
+
+
+def _mnist_pgd(method: str) -> Tree:
+    """Fewer steps must still reach the ball's surface."""
+    tree = _mnist(method)
+    step = tree["threat"]["step"] = max(0.01, 0.3 / tree["method"]["steps"])
+    tree["notes"] += f". Step {step:.3g}; the paper gives none for MNIST"
+    return tree
+
+
+def _mnist_yopo(method: str) -> Tree:
+    """f0 ends after the first ReLU."""
+    tree = _mnist(method)
+    tree["method"] |= {"first_layer": "relu1"}
+    tree["threat"]["step"] = 0.03
+    tree["notes"] += ". The paper does not divide MNIST's rate by m: 0.1 on the mean gradient"
+    tree["notes"] += ". Step 0.03; the paper gives none, its released code takes 0.01"
     return tree
 
 
@@ -70,18 +79,25 @@ def _cifar10(method: str, model: str) -> Tree:
     }
     if model == "preactresnet18":
         tree["model"]["options"] = {"final_bn": False}
-    if method.startswith(("yopo", "free")):
-        tree |= {"epochs": 40}
-        tree["schedule"]["drops"] = [30, 36]
-    if method.startswith("yopo"):
-        tree["optimizer"] |= {"lr": 0.2, "weight_decay": _DECAY / tree["method"]["m"]}
-        if model == "preactresnet18":
-            tree["notes"] += ". Without the warm-up, YOPO-5-3 went to NaN within 22 steps"
-    if method.startswith("free"):
-        tree |= {"epochs": 12}
-        tree["schedule"]["drops"] = [9, 11]
-        tree["notes"] += ". The paper gives no schedule for Free; 12 epochs of 8 replays"
     return tree
+
+
+def _cifar10_yopo(method: str, model: str) -> Tree:
+    """40 epochs at rate 0.2 on the mean gradient."""
+    tree = _cifar10(method, model)
+    tree["schedule"]["drops"] = [30, 36]
+    tree["optimizer"] |= {"lr": 0.2, "weight_decay": _DECAY / tree["method"]["m"]}
+    if model == "preactresnet18":
+        tree["notes"] += ". Without the warm-up, YOPO-5-3 went to NaN within 22 steps"
+    return tree | {"epochs": 40}
+
+
+def _cifar10_free(method: str, model: str) -> Tree:
+    """12 epochs, each of which goes m times through every batch."""
+    tree = _cifar10(method, model)
+    tree["schedule"]["drops"] = [9, 11]
+    tree["notes"] += ". The paper gives no schedule for Free; 12 epochs of 8 replays"
+    return tree | {"epochs": 12}
 
 
 def _trades(method: str) -> Tree:
@@ -128,7 +144,7 @@ RECIPES: dict[str, tuple[str, Tree]] = {
     "mnist-fast": (
         "MNIST at eps 0.3, quickly: YOPO-5-10 with a one-cycle rate",
         overlay(
-            _mnist("yopo-5-10"),
+            _mnist_yopo("yopo-5-10"),
             {
                 "epochs": 30,
                 "schedule": {"name": "onecycle", "warmup": 3, "drops": []},
@@ -141,7 +157,7 @@ RECIPES: dict[str, tuple[str, Tree]] = {
     "cifar10-fast": (
         "CIFAR-10 at eps 8/255, quickly: YOPO-3-3 at 10/255, one-cycle rate, averaged weights",
         overlay(
-            _cifar10("yopo-3-3", "preactresnet18"),
+            _cifar10_yopo("yopo-3-3", "preactresnet18"),
             {
                 "epochs": 33,
                 "train_eps": 1.25,  # gives clean accuracy away for robust
@@ -156,21 +172,28 @@ RECIPES: dict[str, tuple[str, Tree]] = {
         ),
     ),
 }
-for _m in ("pgd-5", "pgd-10", "pgd-40", "yopo-5-10"):
-    RECIPES[f"mnist-{_m}"] = (f"the paper's table 1: {_m}, SmallCNN on MNIST", _mnist(_m))
-for _m in ("pgd-3", "pgd-5", "pgd-10", "yopo-3-5", "yopo-5-3"):
+_MNIST = {_mnist_pgd: ["pgd-5", "pgd-10", "pgd-40"], _mnist_yopo: ["yopo-5-10"]}
+for _like, _m in ((like, m) for like, rows in _MNIST.items() for m in rows):
+    RECIPES[f"mnist-{_m}"] = (f"the paper's table 1: {_m}, SmallCNN on MNIST", _like(_m))
+_CIFAR10 = {_cifar10: ["pgd-3", "pgd-5", "pgd-10"], _cifar10_yopo: ["yopo-3-5", "yopo-5-3"]}
+for _of, _m in ((of, m) for of, rows in _CIFAR10.items() for m in rows):
     RECIPES[f"cifar10-{_m}"] = (
         f"the paper's table 2: {_m}, PreAct-ResNet18 on CIFAR-10",
-        _cifar10(_m, "preactresnet18"),
+        _of(_m, "preactresnet18"),
     )
 RECIPES["cifar10-free-8"] = (
     "not in the paper: free-8 beside its table 2, PreAct-ResNet18 on CIFAR-10",
-    _cifar10("free-8", "preactresnet18"),
+    _cifar10_free("free-8", "preactresnet18"),
 )
-for _m in ("natural", "pgd-3", "pgd-5", "pgd-10", "free-8", "yopo-3-5", "yopo-5-3"):
+_WIDE = {
+    _cifar10: ["natural", "pgd-3", "pgd-5", "pgd-10"],
+    _cifar10_free: ["free-8"],
+    _cifar10_yopo: ["yopo-3-5", "yopo-5-3"],
+}
+for _of, _m in ((of, m) for of, rows in _WIDE.items() for m in rows):
     RECIPES[f"cifar10-wrn-{_m}"] = (
         f"the paper's table 3: {_m}, WRN-34-10 on CIFAR-10",
-        _cifar10(_m, "wideresnet"),
+        _of(_m, "wideresnet"),
     )
 for _m in ("trades-10", "trades-yopo-3-4", "trades-yopo-2-5"):
     RECIPES[f"cifar10-{_m}"] = (
@@ -179,7 +202,7 @@ for _m in ("trades-10", "trades-yopo-3-4", "trades-yopo-2-5"):
     )
 
 
-class Measured(NamedTuple):
+class Reached(NamedTuple):
     """What a recipe took and reached; `where` is a run in records/, or a table's row."""
 
     seconds: float | None  # of training, on one H200; where two epochs were run, times their number
@@ -188,30 +211,30 @@ class Measured(NamedTuple):
     where: str
 
 
-MEASURED = {
-    "demo": Measured(None, 97.4, 83.5, "equal-cost-cpu/affine-seed-0/yopo-3-5"),
-    "mnist-fast": Measured(18, 99.4, 95.5, "mnist-h200/fast/seed-0"),
-    "cifar10-fast": Measured(83, 79.1, 48.8, "cifar10-fast-h200/33-epochs"),
-    "mnist-pgd-5": Measured(22, 99.5, 95.9, "reproduction/table1 PGD-5"),
-    "mnist-pgd-10": Measured(37, 99.5, 95.8, "reproduction/table1 PGD-10"),
-    "mnist-pgd-40": Measured(124, 99.5, 96.0, "reproduction/table1 PGD-40"),
-    "mnist-yopo-5-10": Measured(32, 99.5, 96.3, "reproduction/table1 YOPO-5-10"),
-    "cifar10-pgd-3": Measured(186, 88.0, 36.4, "reproduction/table2 PGD-3"),
-    "cifar10-pgd-5": Measured(262, 85.7, 41.7, "reproduction/table2 PGD-5"),
-    "cifar10-pgd-10": Measured(446, 84.5, 44.7, "reproduction/table2 PGD-10"),
-    "cifar10-yopo-3-5": Measured(101, 82.1, 45.5, "reproduction/table2 YOPO-3-5"),
-    "cifar10-yopo-5-3": Measured(141, 82.4, 45.2, "reproduction/table2 YOPO-5-3"),
-    "cifar10-free-8": Measured(66, 76.6, 42.6, "reproduction/table2 Free-8"),
-    "cifar10-wrn-natural": Measured(522, None, None, "reproduction/table3 Natural"),
-    "cifar10-wrn-pgd-3": Measured(1457, None, None, "reproduction/table3 PGD-3"),
-    "cifar10-wrn-pgd-5": Measured(2088, None, None, "reproduction/table3 PGD-5"),
-    "cifar10-wrn-pgd-10": Measured(3635, None, None, "reproduction/table3 PGD-10"),
-    "cifar10-wrn-free-8": Measured(468, None, None, "reproduction/table3 Free-8"),
-    "cifar10-wrn-yopo-3-5": Measured(722, None, None, "reproduction/table3 YOPO-3-5"),
-    "cifar10-wrn-yopo-5-3": Measured(1142, None, None, "reproduction/table3 YOPO-5-3"),
-    "cifar10-trades-10": Measured(529, 87.4, 44.1, "reproduction/table4 TRADES-10"),
-    "cifar10-trades-yopo-3-4": Measured(279, 87.3, 43.7, "reproduction/table4 TRADES-YOPO-3-4"),
-    "cifar10-trades-yopo-2-5": Measured(248, 87.8, 42.6, "reproduction/table4 TRADES-YOPO-2-5"),
+REACHED = {
+    "demo": Reached(None, 97.4, 83.5, "equal-cost-cpu/affine-seed-0/yopo-3-5"),
+    "mnist-fast": Reached(18, 99.4, 95.5, "mnist-h200/fast/seed-0"),
+    "cifar10-fast": Reached(83, 79.1, 48.8, "cifar10-fast-h200/33-epochs"),
+    "mnist-pgd-5": Reached(22, 99.5, 95.9, "reproduction/table1 PGD-5"),
+    "mnist-pgd-10": Reached(37, 99.5, 95.8, "reproduction/table1 PGD-10"),
+    "mnist-pgd-40": Reached(124, 99.5, 96.0, "reproduction/table1 PGD-40"),
+    "mnist-yopo-5-10": Reached(32, 99.5, 96.3, "reproduction/table1 YOPO-5-10"),
+    "cifar10-pgd-3": Reached(186, 88.0, 36.4, "reproduction/table2 PGD-3"),
+    "cifar10-pgd-5": Reached(262, 85.7, 41.7, "reproduction/table2 PGD-5"),
+    "cifar10-pgd-10": Reached(446, 84.5, 44.7, "reproduction/table2 PGD-10"),
+    "cifar10-yopo-3-5": Reached(101, 82.1, 45.5, "reproduction/table2 YOPO-3-5"),
+    "cifar10-yopo-5-3": Reached(141, 82.4, 45.2, "reproduction/table2 YOPO-5-3"),
+    "cifar10-free-8": Reached(66, 76.6, 42.6, "reproduction/table2 Free-8"),
+    "cifar10-wrn-natural": Reached(522, None, None, "reproduction/table3 Natural"),
+    "cifar10-wrn-pgd-3": Reached(1457, None, None, "reproduction/table3 PGD-3"),
+    "cifar10-wrn-pgd-5": Reached(2088, None, None, "reproduction/table3 PGD-5"),
+    "cifar10-wrn-pgd-10": Reached(3635, None, None, "reproduction/table3 PGD-10"),
+    "cifar10-wrn-free-8": Reached(468, None, None, "reproduction/table3 Free-8"),
+    "cifar10-wrn-yopo-3-5": Reached(722, None, None, "reproduction/table3 YOPO-3-5"),
+    "cifar10-wrn-yopo-5-3": Reached(1142, None, None, "reproduction/table3 YOPO-5-3"),
+    "cifar10-trades-10": Reached(529, 87.4, 44.1, "reproduction/table4 TRADES-10"),
+    "cifar10-trades-yopo-3-4": Reached(279, 87.3, 43.7, "reproduction/table4 TRADES-YOPO-3-4"),
+    "cifar10-trades-yopo-2-5": Reached(248, 87.8, 42.6, "reproduction/table4 TRADES-YOPO-2-5"),
 }
 
 

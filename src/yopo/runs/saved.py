@@ -19,7 +19,7 @@ from yopo.runs.folder import (
     read_weights_settings,
     runs_in,
 )
-from yopo.runs.images import Data, look
+from yopo.runs.images import DataSet, look
 from yopo.runs.settings import Config, validate
 
 
@@ -85,7 +85,7 @@ def _find(path: Path, which: str | None) -> tuple[Config, Path]:
     return validate(read_weights_settings(path)), path
 
 
-def load_data(saved: Saved) -> Data:
+def load_data(saved: Saved) -> DataSet:
     """The data that the run was trained on."""
     d = saved.config.data
     named = [p for p in (d.root, d.path) if p]
@@ -115,7 +115,7 @@ def _place(named: Path | None, weights: Path) -> Path | None:
     return next((place for place in around if place.exists()), named)
 
 
-def load_images(saved: Saved) -> Data:
+def load_images(saved: Saved) -> DataSet:
     """One black image like those of the run, with the classes' names; its data, if it says none."""
     told = read_weights_images(saved.weights)
     if told is None:
@@ -124,7 +124,7 @@ def load_images(saved: Saved) -> Data:
     return Arrays(x, y, x, y, tuple(told.classes))
 
 
-def load_model(saved: Saved, data: Data) -> nn.Module:
+def load_model(saved: Saved, data: DataSet) -> nn.Module:
     """The network with its weights and its normalisation, in eval mode."""
     config, weights, classes = saved.config, saved.weights, len(data.names)
     state = tensor_files.load_weights(weights)

@@ -5,13 +5,16 @@ Other things may stand there too, and do, of earlier and later versions.
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from yopo.methods import registry
+
+MOST = 10**12
 Share = Annotated[float, Field(ge=0, le=1)]
-Number = Annotated[float, Field(ge=-1e12, le=1e12)]
-Spent = Annotated[float, Field(ge=0, le=1e12)]
-Whole = Annotated[int, Field(ge=0, le=10**12)]
-Count = Annotated[int, Field(ge=1, le=10**12)]
+Number = Annotated[float, Field(ge=-MOST, le=MOST)]
+Spent = Annotated[float, Field(ge=0, le=MOST)]
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
 Words = Annotated[str, Field(max_length=1000)]
 Text = Annotated[str, Field(max_length=10_000)]
 
@@ -71,7 +74,7 @@ class _Radii(BaseModel):
         return self
 
 
-class Evaluation(BaseModel):
+class EvaluationFile(BaseModel):
     """What an evaluation wrote."""
 
     attacks: Annotated[dict[Words, _Attack], Field(max_length=100)]
@@ -89,18 +92,18 @@ class Evaluation(BaseModel):
         return self
 
 
-Measured = Annotated[dict[Words, Share], Field(max_length=100)]
+Shares = Annotated[dict[Words, Share], Field(max_length=100)]
 
 
-class Result(BaseModel):
+class ResultFile(BaseModel):
     """What the test set showed."""
 
-    last: Measured
-    best: Measured = {}
+    last: Shares
+    best: Shares = {}
     best_epoch: int
     test_images: Count
-    train_seconds: Annotated[float, Field(gt=1e-9, le=1e12)]
-    propagations: Annotated[float, Field(gt=1e-9, le=1e12)]
+    train_seconds: Annotated[float, Field(gt=1e-9, le=MOST)]
+    propagations: Annotated[float, Field(gt=1e-9, le=MOST)]
     chance: Share = 0.0
     timed: bool = True
     test_sha256: Words = ""
@@ -116,7 +119,7 @@ class Result(BaseModel):
         return self
 
 
-class Images(BaseModel):
+class ImagesSaid(BaseModel):
     """What stands beside weights of the images that they are for."""
 
     classes: Annotated[list[Words], Field(min_length=1, max_length=100_000)]
@@ -135,10 +138,16 @@ class _Named(BaseModel):
 
 
 class _Method(_Named):
-    steps: Whole | None = None
-    m: Whole | None = None
-    n: Whole | None = None
-    grad_at: Words = "after"
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _counted(self) -> Self:
+        """What its label is made of is whole numbers."""
+        given = self.model_extra or {}
+        for number in (given[k] for k in registry.numbers(self.name) if k in given):
+            if type(number) is not int or not 0 <= number <= MOST:
+                raise ValueError("expected whole numbers")
+        return self
 
 
 class _Threat(_Named):
@@ -155,7 +164,7 @@ class _Evaluate(BaseModel):
     steps: Whole
 
 
-class Config(BaseModel):
+class ConfigFile(BaseModel):
     """The settings."""
 
     method: _Method
@@ -168,7 +177,7 @@ class Config(BaseModel):
     notes: Text | None = None
 
 
-class Line(BaseModel):
+class EpochLine(BaseModel):
     """An epoch."""
 
     epoch: Whole
@@ -182,7 +191,7 @@ class Line(BaseModel):
     action: Words = ""
 
     @model_validator(mode="after")
-    def _told(self) -> Self:
+    def _with_action(self) -> Self:
         if "collapse" in self.model_fields_set and "action" not in self.model_fields_set:
             raise ValueError("expected an action beside collapse")
         return self

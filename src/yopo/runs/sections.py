@@ -21,12 +21,13 @@ from pydantic import (
 from yopo.core.files import parse_yaml
 from yopo.methods import registry
 from yopo.runs.folder import BEST
+from yopo.runs.schemas import Words
 
 MOST = 10**9  # of whole numbers and sizes; what is far beyond cannot be computed with
 NUMBER = re.compile(r"[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?", re.IGNORECASE)
 
 
-def fraction(text: str, name: str) -> float:
+def read_number(text: str, name: str) -> float:
     """ "0.3", "8/255" or "2.5/255" as a number; `name` is what it is for."""
     above, over, below = text.replace(" ", "").partition("/")
     below = below if over else "1"
@@ -43,7 +44,7 @@ def number(value: object) -> object:
     """Let "8/255" be a number."""
     if isinstance(value, str) and "/" in value:
         try:
-            return fraction(value, "a setting")
+            return read_number(value, "a setting")
         except ValueError:
             return value  # pydantic says what is wrong with it
     return value
@@ -73,7 +74,7 @@ def _list(value: object) -> object:
 def _held_out(value: object) -> object:
     """Images, as a whole number, or a part of them, as 0.1 or 1/10."""
     try:
-        many = fraction(value, "it") if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+        many = read_number(value, "it") if isinstance(value, str) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         many = 0.0
     if 0 < many < 1:
@@ -92,14 +93,13 @@ def _place(value: object) -> object:
 
 Positive = Annotated[float, BeforeValidator(number), Field(gt=0, le=MOST)]
 NotNegative = Annotated[float, BeforeValidator(number), Field(ge=0, le=MOST)]
-Count = Annotated[int, Field(ge=1, le=MOST)]
+FromOne = Annotated[int, Field(ge=1, le=MOST)]
 FromNought = Annotated[int, Field(ge=0, le=MOST)]
-Words = Annotated[str, Field(max_length=1000)]
 Place = Annotated[Path, BeforeValidator(_place)]
-Part = Annotated[float, Field(ge=0, lt=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
 Names = Annotated[list[Words], BeforeValidator(_list)]
-Options = Annotated[dict[str, Any], BeforeValidator(_options)]
+Keywords = Annotated[dict[str, Any], BeforeValidator(_options)]
 HeldOut = Annotated[int | float, BeforeValidator(_held_out)]
 Fit = Annotated[list[Literal["batch", "epochs"]], BeforeValidator(_list)]
 
@@ -188,7 +188,7 @@ class DataConfig(Section):
     name: Words = Field("mnist-subset", description="mnist-subset, mnist, cifar10, npz or folder")
     root: Place | None = Field(None, description="folder with the data (mnist, cifar10, folder)")
     path: Place | None = Field(None, description="file with the data (npz)")
-    size: Count | None = Field(None, description="side that images of a folder are brought to")
+    size: FromOne | None = Field(None, description="side that images of a folder are brought to")
     skip_broken: bool = Field(False, description="leave out pictures that cannot be read (folder)")
     held_out: HeldOut = Field(
         500,
@@ -201,7 +201,7 @@ class DataConfig(Section):
     workers: FromNought | None = Field(
         None, description="processes that decode pictures; by default one for each core, at most 16"
     )
-    options: Options = Field(
+    options: Keywords = Field(
         default_factory=dict,
         description="arguments of a build_data of your own, as --data.options.root DIR",
     )
@@ -215,7 +215,7 @@ class ModelConfig(Section):
         description="smallcnn, preactresnet18, wideresnet, resnet50, fitted (to the images' size), "
         "my_module:function, or timm:NAME",
     )
-    options: Options = Field(
+    options: Keywords = Field(
         default_factory=dict, description="arguments of the network, as --model.options.width 16"
     )
     normalize: bool = Field(False, description="normalise by the training set's mean and deviation")
@@ -227,11 +227,11 @@ class OptimizerConfig(Section):
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = 0.1
-    momentum: Part = Field(0.9, description="of adamw the first beta")
+    momentum: BelowOne = Field(0.9, description="of adamw the first beta")
     nesterov: bool = Field(False, description="sgd alone")
     weight_decay: NotNegative = 5e-4
     clip: Positive | None = Field(None, description="largest norm of the gradient")
-    accumulate: Count = Field(1, description="batches for each optimizer step")
+    accumulate: FromOne = Field(1, description="batches for each optimizer step")
 
 
 class ScheduleConfig(Section):
@@ -246,9 +246,9 @@ class ScheduleConfig(Section):
 class EvaluateConfig(Section):
     """What is measured on the held-out images while training."""
 
-    every: Count = Field(1, description="epochs between evaluations")
-    steps: Count = Field(10, description="steps of the PGD attack")
-    images: Count = Field(500, description="held-out images to attack")
+    every: FromOne = Field(1, description="epochs between evaluations")
+    steps: FromOne = Field(10, description="steps of the PGD attack")
+    images: FromOne = Field(500, description="held-out images to attack")
     keep: Literal["best", "last"] = Field(
         "best", description=f"the evaluated epoch whose weights become {BEST}"
     )
@@ -268,7 +268,7 @@ class GuardConfig(Section):
     shrink: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.5, description="what a rollback multiplies the learning rate by"
     )
-    most: Count = Field(5, description="rollbacks before the run stops")
+    most: FromOne = Field(5, description="rollbacks before the run stops")
 
 
 class CheckpointConfig(Section):
@@ -278,4 +278,4 @@ class CheckpointConfig(Section):
     pause: NotNegative = Field(
         10.0, description="seconds; an epoch that ends sooner after the last one writes none"
     )
-    keep: Count = Field(2, description="checkpoints that stay")
+    keep: FromOne = Field(2, description="checkpoints that stay")

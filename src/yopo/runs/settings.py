@@ -11,18 +11,18 @@ from yopo.runs.folder import CONFIG
 from yopo.runs.overlay import Tree, flat, overlay
 from yopo.runs.sections import (
     AnyMethod,
+    BelowOne,
     CheckpointConfig,
-    Count,
     DataConfig,
     DiagnoseConfig,
     EvaluateConfig,
     Fit,
+    FromOne,
     GuardConfig,
     LinfConfig,
     ModelConfig,
     NotNegative,
     OptimizerConfig,
-    Part,
     Positive,
     ScheduleConfig,
     Section,
@@ -48,14 +48,14 @@ class Config(Section):
     diagnose: DiagnoseConfig = DiagnoseConfig()
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    epochs: Count = 10
-    batch: Count = Field(128, description="images a step, over all processes")
+    epochs: FromOne = 10
+    batch: FromOne = Field(128, description="images a step, over all processes")
     fit: Fit = Field([], description="of batch and epochs, what few images may change")
     seed: int = 0
     train_eps: Positive = Field(1.0, description="radius of the ball trained with, in threat.eps")
     eps_warmup: NotNegative = Field(0.0, description="epochs in which eps grows from 0")
-    label_smoothing: Part = 0.0
-    ema: Part = Field(0.0, description="decay of the averaged weights")
+    label_smoothing: BelowOne = 0.0
+    ema: BelowOne = Field(0.0, description="decay of the averaged weights")
     precision: Literal["float32", "bf16"] = "float32"
     engine: Literal["auto", "plain", "compiled"] = Field(
         "auto", description="auto is compiled (and captured) on a GPU, plain elsewhere"

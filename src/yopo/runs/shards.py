@@ -27,11 +27,11 @@ from torch.futures import Future
 
 from yopo.core.files import file_digest, flush
 from yopo.core.tensor_files import Tensors, check_header, write_tensors
+from yopo.runs.state import Layout
 
 NAMED = "shard-*.safetensors"
 OFFSETS = "DCP_SHARDING_INFO"  # the entry of a header where torch's reader looks
 Sums = dict[str, str]  # digests of files by their names
-Layout = Callable[[str, torch.Size], Tensor | None]
 
 
 class _Writer(StorageWriter):
@@ -70,7 +70,7 @@ class _Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this process's file; what it answers goes to the first process."""
-        found: list[WriteResult] = []
+        written: list[WriteResult] = []
         if plan.items:
             self.folder.mkdir(exist_ok=True)  # another machine may not have heard of it yet
             path = self.folder / plan.storage_data
@@ -84,9 +84,9 @@ class _Writer(StorageWriter):
             write_tensors(parts, path, {OFFSETS: json.dumps(offsets, sort_keys=True)})
             flush(path)
             told = path.name, file_digest(path)
-            found = [WriteResult(plan.items[0].index, path.stat().st_size, told)]
+            written = [WriteResult(plan.items[0].index, path.stat().st_size, told)]
         answer: Future[list[WriteResult]] = Future()
-        answer.set_result(found)
+        answer.set_result(written)
         return answer
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -126,8 +126,8 @@ def read(folder: Path, layout: Layout) -> Tensors:
         check_header(path)
     try:
         reader = HuggingFaceStorageReader(str(folder))
-        found = reader.read_metadata().state_dict_metadata
-        tensors = {name: _room(name, told, layout) for name, told in found.items()}
+        kept = reader.read_metadata().state_dict_metadata
+        tensors = {name: _room(name, told, layout) for name, told in kept.items()}
         with warnings.catch_warnings():  # of reading without the others, which nobody needs
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(tensors, storage_reader=reader, no_dist=True)

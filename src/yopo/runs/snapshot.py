@@ -72,10 +72,10 @@ class Snapshot:
         alike = self.take() | {f"optimizer.{i}": p for i, p in enumerate(self._parameters())}
 
         def find(name: str, shape: torch.Size) -> Tensor | None:
-            found = alike.get(name, alike.get(name.rpartition(".")[0]))
-            if found is None or not is_shard(found) or found.shape != shape:
+            there = alike.get(name, alike.get(name.rpartition(".")[0]))
+            if there is None or not is_shard(there) or there.shape != shape:
                 return None
-            return found
+            return there
 
         return find
 

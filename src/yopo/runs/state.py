@@ -130,14 +130,14 @@ class Reading:
 
     def together(self, work: Callable[[], T]) -> T:
         """What work finds, if it succeeds in all processes: they fall back together."""
-        found, wrong = None, ""
+        result, wrong = None, ""
         try:
-            found = work()
+            result = work()
         except (OSError, ValueError) as error:
             wrong = str(error)
-        if (wrong := self.agree(wrong)) or found is None:
+        if (wrong := self.agree(wrong)) or result is None:
             raise ValueError(wrong)
-        return found
+        return result
 
 
 def load_newest(
@@ -149,13 +149,13 @@ def load_newest(
 
     Where none is, one that lacks no more than the way back or the best weights will do.
     """
-    found = saved(folder)
-    for path in found:
+    checkpoints = saved(folder)
+    for path in checkpoints:
         try:
             return load(path, read=read)
         except ValueError as error:
             warn(f"{error}; going back to the checkpoint before it")
-    for path in found:
+    for path in checkpoints:
         try:
             state = load(path, whole=False, read=read)
         except ValueError:
@@ -185,9 +185,9 @@ def _sound(path: Path, whole: bool, read: Reading) -> set[str]:
         mine = {name: sums[name] for name in sorted(sums)[read.rank :: read.world]}
         needed = {*sums}
     sound = {*sums} - {*mine}
-    for name, found in mine.items():
+    for name, sha in mine.items():
         there = (path / name).is_file()
-        if there and found == file_digest(path / name):
+        if there and sha == file_digest(path / name):
             sound.add(name)
         elif name in needed:
             raise ValueError(f"{name} was altered" if there else f"no {name}")
@@ -224,7 +224,7 @@ def _seal(path: Path) -> dict[str, str]:
         raise ValueError("seal.json holds no checksums")
     # Earlier versions left the endings out.
     old = {"tensors": "tensors.safetensors", "values": VALUES}
-    sums = {old.get(str(name), str(name)): found for name, found in seal.items()}
+    sums = {old.get(str(name), str(name)): sha for name, sha in seal.items()}
     if VALUES not in sums or not any(name.endswith(".safetensors") for name in sums):
         raise ValueError("seal.json lacks a checksum")
     if odd := [name for name in sums if Path(name).name != name]:

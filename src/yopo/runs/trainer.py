@@ -23,7 +23,7 @@ from yopo.runs.epoch_end import EpochEnd
 from yopo.runs.folder import BEST, LAST, RunFolder
 from yopo.runs.glance import Glance
 from yopo.runs.guard import learnt, nothing_learnt
-from yopo.runs.images import Data, split, workers
+from yopo.runs.images import DataSet, split, workers
 from yopo.runs.keeper import Keeper
 from yopo.runs.learner import Learner
 from yopo.runs.measure import accuracies, commonest
@@ -45,7 +45,7 @@ class Trainer:
     """
 
     def __init__(
-        self, config: Config, data: Data, out: Path, watcher: Watcher, device: torch.device
+        self, config: Config, data: DataSet, out: Path, watcher: Watcher, device: torch.device
     ) -> None:
         began = time.perf_counter()
         self.config, self.progress = config, Progress()
@@ -55,7 +55,7 @@ class Trainer:
         images = {"classes": list(data.names), "shape": list(data.pictures.shape)}
         self.files = RunFolder(out, watcher, writes=first, images=images)
         self.images = split(data, config)
-        self.loader = self.images.open(
+        self.loader = self.images.batches(
             Feed(
                 batch=config.batch,
                 seed=config.seed,

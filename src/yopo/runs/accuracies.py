@@ -17,7 +17,7 @@ from yopo.runs.saved import Saved
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Accuracies:
     """Accuracies on test images, and where they stand."""
 
     file: str
@@ -32,18 +32,18 @@ def evaluations(run: Path, saved: Saved) -> list[tuple[Path, dict[str, Any]]]:
     there = evaluations_in(run) if run.is_dir() else [values] * values.exists()
     digest = files.file_digest(saved.weights)
     read = ((path, read_evaluation(path)) for path in there)
-    return [(path, found) for path, found in read if found["about"].get("file_sha256") == digest]
+    return [(path, values) for path, values in read if values["about"].get("file_sha256") == digest]
 
 
-def measured(run: Path, saved: Saved) -> Measured | None:
+def accuracies(run: Path, saved: Saved) -> Accuracies | None:
     """What the newest evaluation found; where there is none, what the run did at its end."""
-    for path, found in evaluations(run, saved):
-        shares = {name: attack["accuracy"] for name, attack in found["attacks"].items()}
-        shares["worst"] = found["worst"]["accuracy"]
-        return Measured(path.name, shares, found["about"]["images"], found)
+    for path, values in evaluations(run, saved):
+        shares = {name: attack["accuracy"] for name, attack in values["attacks"].items()}
+        shares["worst"] = values["worst"]["accuracy"]
+        return Accuracies(path.name, shares, values["about"]["images"], values)
     which = next((w for w, file in WEIGHTS.items() if file == saved.weights.name), "")
     if run.is_dir() and (run / RESULT).exists():
         result = read_result(run)
         if own := result.get(which):
-            return Measured(RESULT, own, result["test_images"], None)
+            return Accuracies(RESULT, own, result["test_images"], None)
     return None
