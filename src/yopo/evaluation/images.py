@@ -79,10 +79,14 @@ def gather(data: Batches | tuple[Tensor, Tensor] | Pictures, samples: int | None
     if can_read(data):
         rows = _first(samples, len(data))
         return data if samples is None else Rows(data, rows)
-    pair = isinstance(data, tuple | list) and len(data) == 2
-    batches: Any = [data] if pair and all(isinstance(t, Tensor) for t in data) else data
+    batches: Any = data
+    if isinstance(data, tuple | list) and len(data) == 2 and isinstance(data[0], Tensor):
+        batches = [data]
     again = not isinstance(batches, Iterator)
-    xs, ys, keys, size = [], [], [], 0
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    keys: list[Tensor] = []
+    size = 0
     for x, y in _checked(batches, samples):
         ys.append(y)
         if keys:
@@ -92,12 +96,12 @@ def gather(data: Batches | tuple[Tensor, Tensor] | Pictures, samples: int | None
         size += x.numel() * x.element_size()
         if again and size > HOLD and len(xs) > 1:
             keys, xs = [image_keys(x).cpu() for x in xs], []
-    y = torch.cat(ys)
-    rows = _first(samples, len(y))
+    rows = _first(samples, sum(map(len, ys)))
+    y = torch.cat(ys)[rows]
     if keys:
-        return Passes(batches, y[rows], torch.cat(keys)[rows])
+        return Passes(batches, y, torch.cat(keys)[rows])
     x = xs[0] if len(xs) == 1 else torch.cat(xs)
-    return InMemory(x[: len(rows)], y[rows])
+    return InMemory(x[: len(rows)], y)
 
 
 def _checked(
