@@ -16,8 +16,6 @@ from torch import Tensor
 # SplitMix64: a counter goes up by GAMMA, and each value is mixed. Signed, as torch has numbers.
 GAMMA = 0x9E3779B97F4A7C15 - 2**64
 FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
-AT_ONCE = {"cpu": 2**17}  # numbers of 64 bits: what a core has beside it
-AT_ONCE_ELSEWHERE = 2**26
 
 Values = Callable[[Tensor, int], Tensor]
 
@@ -46,21 +44,18 @@ class Counted:
 
     def in_cube(self, x: Tensor) -> Tensor:
         """Uniform in (-1, 1) for each pixel of x (B, ...)."""
-        return self._filled(x, 2, _cube)
+        return self._of_bits(x, 2, _cube)
 
     def in_ball(self, x: Tensor) -> Tensor:
         """Uniform in the L2 ball of radius 1 for each image of x (B, ...)."""
-        return self._filled(x, 4, _ball)
+        return self._of_bits(x, 4, _ball)
 
-    def _filled(self, x: Tensor, each: int, values: Values) -> Tensor:
+    def _of_bits(self, x: Tensor, each: int, values: Values) -> Tensor:
         """each: numbers that are made of one of 64 bits."""
-        many = x[0].numel()
-        count = (many + 2) // each + 1  # a ball needs two more
-        out = torch.empty(len(x), many, dtype=x.dtype, device=x.device)
-        at_once = max(1, AT_ONCE.get(x.device.type, AT_ONCE_ELSEWHERE) // count)
-        for images, room in zip(x.split(at_once), out.split(at_once), strict=True):
-            room.copy_(values(_counted(_mixed(image_keys(images) + self.purpose), count), many))
-        return out.view_as(x)
+        many = x[0].numel() if len(x) else 0
+        keys = _mixed(image_keys(x) + self.purpose)
+        words = _counted(keys, (many + 2) // each + 1)  # a ball needs two more
+        return values(words, many).to(x.dtype).view_as(x)
 
 
 def image_keys(x: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ from yopo.evaluation.network import Network, products
 
 Tell = Callable[[str, float, float], None]  # attack, part done, accuracy so far
 
+NEAR = 2**18  # pixels: so many stay near a CPU while their starts are drawn
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -171,7 +173,9 @@ def starts(threat: Threat, x: Tensor, purpose: str) -> Tensor:
     threat that draws in its own way gets a generator for each image, which takes longer.
     """
     if getattr(type(threat), "start", None) in (Linf.start, L2.start):
-        return threat.start(x, Counted(purpose))  # type: ignore[arg-type]
+        few = max(1, NEAR // x[0].numel()) if x.device.type == "cpu" else len(x)
+        drawn = (threat.start(part, Counted(purpose)) for part in x.split(few))  # type: ignore[arg-type]
+        return torch.cat(list(drawn))
     generator, etas = torch.Generator(), []
     for image in x.cpu().contiguous().split(1):
         generator.manual_seed(_drawn(purpose, image))
