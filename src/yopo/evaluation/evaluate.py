@@ -23,7 +23,7 @@ from yopo.core.checks import (
 from yopo.core.crew import ALONE, Crew
 from yopo.core.digest import values_digest, weights_digest
 from yopo.core.frozen import Frozen, eval_mode
-from yopo.core.parallel import on_gathered
+from yopo.core.parallel import on_gathered, own_passes
 from yopo.core.propagation import no_logits
 from yopo.core.threat import Threat
 from yopo.data.source import Pictures
@@ -40,6 +40,7 @@ STARTS = "starts 2"  # how random starts are drawn; 1 was a generator for each i
 
 
 @on_gathered
+@own_passes()
 def evaluate(
     model: nn.Module,
     data: Batches | tuple[Tensor, Tensor] | Pictures,

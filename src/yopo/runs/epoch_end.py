@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-import yopo
+from yopo.core.parallel import gathered
 from yopo.evaluation.suite import Tell
 from yopo.runs import distributed
 from yopo.runs.folder import RunFolder
@@ -82,7 +82,7 @@ class EpochEnd:
             "propagations": p.propagations,
             "rate": p.rate_scale * rate(c, p.epoch),
             "loss": loss_sum / self.learner.world / p.step,
-            "train_accuracy": right / (p.step * c.batch),
+            "train_accuracy": right / (p.step * self.learner.batch),
         }
 
     @property
@@ -98,29 +98,36 @@ class EpochEnd:
         images = c.evaluate.images if self._is_full else min(FEW, c.evaluate.images)
         clean, robust = self.evaluate(images)
         looks = c.diagnose.every and (p.epoch + 1) % c.diagnose.every == 0
-        if looks and self.learner.rank == 0:
+        if looks:
+            with gathered(self.learner.follower):
+                self._diagnose(line)
+        p.evaluate_seconds += time.perf_counter() - started
+        line |= {"clean": clean, "robust": robust, "images": min(images, len(held))}
+
+    def _diagnose(self, line: Line) -> None:
+        """The drift of co-states, in the first process."""
+        c, held = self.config, self.images.held
+        if self.learner.rank == 0:
             few = torch.arange(min(len(held), c.diagnose.images))
             x, y = held.read(few), held.labels[few]
             try:
                 line["diagnose"] = drift(self.learner.follower, x, y, c)
             except ValueError as error:  # such as a network that is no sequence of layers
                 self.files.watch.say(f"not diagnosed: {error}")
-        p.evaluate_seconds += time.perf_counter() - started
-        line |= {"clean": clean, "robust": robust, "images": min(images, len(held))}
 
     def evaluate(self, images: int) -> tuple[float, float]:
         """Clean and PGD accuracy on so many held-out images, by the first process."""
-        both = [0.0, 0.0]
-        if self.learner.rank == 0:
-            held = self.images.held
-            rows = torch.arange(min(len(held), images))
-            x, y = held.read(rows), held.labels[rows]
+        both, follower = [0.0, 0.0], self.learner.follower
 
-            def tell(name: str, part: float, accuracy: float) -> None:
-                self.tell(f"held-out {name}", part, accuracy)
+        def tell(name: str, part: float, accuracy: float) -> None:
+            self.tell(f"held-out {name}", part, accuracy)
 
-            share = self.learner.share
-            both = list(accuracies(self.learner.follower, x, y, self.config, share, tell))
+        with gathered(follower):
+            if self.learner.rank == 0:
+                held, share = self.images.held, self.learner.share
+                rows = torch.arange(min(len(held), images))
+                x, y = held.read(rows), held.labels[rows]
+                both = list(accuracies(follower, x, y, self.config, share, tell))
         clean, robust = distributed.from_first(both)
         return clean, robust
 
@@ -129,7 +136,7 @@ class EpochEnd:
         p, c = self.progress, self.config
         clean, robust = line["clean"], line["robust"]
         # Natural training has no robustness to lose, or to be chosen by.
-        natural = not isinstance(self.learner.method, yopo.AdversarialMethod)
+        natural = self.learner.method.threat is None
         score, best = (clean, -1.0) if natural else (robust, p.healthiest)
         if p.epoch < c.eps_warmup:  # trained against less than it is measured with
             best = -1.0

@@ -43,6 +43,14 @@ def fitted(config: Config, data: DataSet) -> Config:
     return validate(overlay(tree, {"batch": batch, "fit": []}))
 
 
+def shared_out(config: Config, data: DataSet, world: int) -> int:
+    """The batch that so many processes can share: the nearest, of two as near the smaller."""
+    less = config.batch // world * world
+    more, images = less + world, to_train_on(data, config)
+    too_many = images is not None and more > images
+    return less if less and (too_many or config.batch - less <= more - config.batch) else more
+
+
 @contextmanager
 def misfits_in_a_sentence(config: Config, shape: tuple[int, ...]) -> Iterator[None]:
     """Say of a network that does not take the images which shapes do not go together."""

@@ -128,8 +128,19 @@ def _opens(train: Source | Opens | Pictures) -> Opens:
     if can_read(train):
         return lambda feed: Streamed(train, feed)
     if hasattr(train, "epoch"):
-        return lambda _: cast(Source, train)
+        return lambda feed: _the_only_one(cast(Source, train), feed)
     return cast(Opens, train)
+
+
+def _the_only_one(train: Source, feed: Feed) -> Source:
+    """Batches that were made before anyone said which process they are for."""
+    if feed.world > 1:
+        raise ValueError(
+            f"{feed.world} processes would train on the same batches: train was made without a "
+            "Feed; give yopo.data.Sources(train=open), where open(feed) returns the batches of "
+            "process feed.rank of feed.world"
+        )
+    return train
 
 
 def _drawn(n: int, config: Config) -> tuple[Tensor, Tensor]:

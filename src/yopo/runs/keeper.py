@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from yopo.core import tensor_files
-from yopo.core.parallel import in_group, whole
+from yopo.core.parallel import in_group
 from yopo.core.tensor_files import Tensors
 from yopo.runs import distributed, state
 from yopo.runs.folder import BEST, STATE, RunFolder
@@ -76,7 +76,7 @@ class Keeper:
         sums = torch.tensor([p.loss_sum, p.right], dtype=torch.float64)
         values: dict[str, Any] = {"progress": asdict(p), "config": self.identity}
         values["sums"] = [one.tolist() for one in distributed.gathered(sums)]
-        values["metrics"] = self.files.lines
+        values |= {"metrics": self.files.lines, "batch": self.learner.batch}
         good = None
         if p.step == 0 and self.good is not None:  # this is the good one
             mine = self.good[0]
@@ -125,7 +125,11 @@ class Keeper:
     @cached_property
     def _group(self) -> "ProcessGroup | None":
         """For what processes tell each other of checkpoints, beside the exchanges of training."""
-        return torch.distributed.new_group(backend="gloo") if in_group() else None
+        if not in_group():
+            return None
+        from yopo.runs import meeting
+
+        return meeting.another_group()
 
     def _agree(self, wrong: str) -> str:
         """What is wrong in the first process in which something is."""
@@ -144,8 +148,7 @@ class Keeper:
 
     def keep_best(self) -> None:
         """Remember the weights as the best so far, and write them."""
-        weights = self.learner.follower.state_dict()
-        weights = {k: whole(v) for k, v in weights.items()}  # all processes take part
+        weights = self.learner.weights()  # all processes take part
         if self.learner.rank == 0:
             self.best = {k: v.to("cpu", copy=True) for k, v in weights.items()}
             self.files.save_weights(BEST, self.best, self.config.tree())
@@ -193,13 +196,16 @@ class Keeper:
                 f"the checkpoint in {out} was edited or is of another version: {why}; "
                 "give another --out"
             ) from None
-        world = learner.world
-        if len(sums) != world:
-            sums = [[sum(column) for column in zip(*sums, strict=True)]] + [[0.0, 0.0]] * world
+        if len(sums) != learner.world:
+            loss, right = (sum(column) for column in zip(*sums, strict=True))
+            loss *= learner.world / len(sums)  # each has the mean over its share
+            sums = [[loss, right]] + [[0.0, 0.0]] * learner.world
         p.loss_sum, p.right = sums[learner.rank]
+        begins = p.step == 0
+        self._in_steps_of(values.get("batch", self.config.batch), p)
         self.progress.become(p)
         self.files.lines = values.get("metrics")
-        if p.step == 0:
+        if begins:
             self.keep_good()
         elif newest.good is not None:
             self.good = mine(newest.good), good
@@ -207,6 +213,23 @@ class Keeper:
             self.watch.say(f"{out} holds no state that a collapse in this epoch can go back to")
         self._take_best(newest.best)
         return True
+
+    def _in_steps_of(self, before: int, p: Progress) -> None:
+        """Count the epoch's steps in batches of now, where other processes shared other batches.
+
+        The order of its images is the same, so it goes on about where it was: at a step that this
+        run saves at, and not at the beginning, which would be another epoch.
+        """
+        batch, every, steps = self.learner.batch, self.config.optimizer.accumulate, p.step
+        if batch == before or not steps:
+            return
+        p.step = steps * before // batch
+        p.step = p.step // every * every or p.step or 1
+        p.loss_sum *= p.step / steps
+        p.right *= p.step * batch / (steps * before)
+        self.watch.say(
+            f"{steps} steps with batches of {before} images are counted as {p.step} with {batch}"
+        )
 
     def _take_best(self, best: Tensors | None) -> None:
         """Bring the best weights back from the checkpoint, or else from the folder."""
@@ -236,6 +259,8 @@ def _restored(values: dict[str, Any]) -> tuple[Progress, list[list[float]], dict
     if not isinstance(good, dict) or not {*good} <= {*GOES_BACK}:
         raise ValueError("it has no place that a collapse goes back to")
     Progress.restored(good)
+    if type(batch := values.get("batch", 1)) is not int or batch < 1:
+        raise ValueError("it has no batch")
     lines = values.get("metrics")
     if not isinstance(lines, list | None) or not all(isinstance(line, str) for line in lines or ()):
         raise ValueError("it has no lines of metrics")

@@ -7,11 +7,14 @@ from torch import Tensor, nn
 
 import yopo
 from yopo.core.exchange import differing
+from yopo.core.parallel import is_shard, spread_like, unexchanged, whole
 from yopo.core.random import mix, seed_all
+from yopo.core.tensor_files import Tensors
 from yopo.engine.ema import EMA
 from yopo.engine.engine import Engine
-from yopo.runs import distributed
+from yopo.runs import distributed, exchanging
 from yopo.runs.build import build_method, build_model, build_optimizer, build_threat
+from yopo.runs.fitting import shared_out
 from yopo.runs.images import DataSet, look
 from yopo.runs.progress import Progress, Watcher
 from yopo.runs.schedule import rate
@@ -20,30 +23,45 @@ from yopo.runs.snapshot import Snapshot
 
 
 class Learner:
-    """The parts that change while a run trains, in one of its processes."""
+    """The parts that change while a run trains, in one of its processes.
+
+    `model` is the network itself, which is kept and compared; `trained` is what passes run: the
+    same, or DistributedDataParallel around it. FSDP2 spreads the weights of the network itself.
+    """
 
     def __init__(
         self, config: Config, data: DataSet, watcher: Watcher, device: torch.device
     ) -> None:
         self.config, self.device = config, device
         self.rank, self.world = distributed.start(device)
+        self.parallel = config.parallel if self.world > 1 else "flat"
+        if self.parallel != "flat":
+            exchanging.check(config)
+        self.batch = shared_out(config, data, self.world)
+        if self.batch != config.batch:
+            watcher.say(
+                f"batches of {self.batch} images: {self.world} processes cannot share "
+                f"{config.batch} evenly"
+            )
         seed_all(mix(config.seed, "weights"))
-        self.model = self._network(data)
-        self.optimizer = build_optimizer(config, self.model)
+        self.model = self._network(data, watcher)
         if self.world > 1:
             distributed.same_everywhere([*self.model.parameters(), *self.model.buffers()])
+        self.ema = EMA(self.model, config.ema) if config.ema else None  # of whole weights
+        self.trained = self._shared_out()
+        self.optimizer = build_optimizer(config, self.model)
+        if self.world > 1 and self.parallel == "flat":
             yopo.exchange_gradients(self.optimizer)
         if config.optimizer.clip:  # after the exchange, and in each of Free's steps too
             self.optimizer.register_step_pre_hook(self._clip)
-        self.method = build_method(config, self.model, self.optimizer)
+        self.method = build_method(config, self.trained, self.optimizer)
         if self.method.optimizer is not None and config.optimizer.accumulate > 1:
             name = type(self.method).__name__
             raise ValueError(f"{name} steps on every batch; use optimizer.accumulate 1 with it")
-        self.ema = EMA(self.model, config.ema) if config.ema else None
         self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
         self.engine = self._engine(watcher)
 
-    def _network(self, data: DataSet) -> nn.Module:
+    def _network(self, data: DataSet, watcher: Watcher) -> nn.Module:
         """The network, on its device."""
         config = self.config
         model = build_model(config.model, look(data, config.model), len(data.names))
@@ -56,9 +74,22 @@ class Learner:
                     "checkpoints hold tensors alone; leave it out, or make it a buffer"
                 )
         model = model.to(self.device)
-        if config.model.channels_last:
+        if config.model.channels_last and self.parallel == "fsdp":
+            watcher.say(
+                "weights are not laid out channels_last: --parallel fsdp cannot spread such"
+            )
+        elif config.model.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model
+
+    def _shared_out(self) -> nn.Module:
+        """What passes run, in the way that was asked for."""
+        if self.parallel == "ddp":
+            return exchanging.wrapped(self.model)
+        if self.parallel == "fsdp":
+            for model in (self.model, *([self.ema.model] if self.ema else [])):
+                exchanging.spread(model)
+        return self.model
 
     def _engine(self, watcher: Watcher) -> Engine | None:
         """The fast path, where it pays and is exact; None for the plain one."""
@@ -85,12 +116,25 @@ class Learner:
     @property
     def share(self) -> int:
         """Images of each batch in this process."""
-        return self.config.batch // self.world
+        return self.batch // self.world
+
+    def weights(self) -> Tensors:
+        """Those of the followed network, whole; all processes must ask."""
+        return {k: whole(v) for k, v in self.follower.state_dict().items()}
+
+    def load(self, weights: Tensors | None) -> None:
+        """Let the followed network have whole weights, the first process's, in all processes."""
+        there = self.follower.state_dict()
+        empty = {k: torch.empty(v.shape, dtype=v.dtype) for k, v in there.items()}
+        given = {k: (weights or empty)[k].to(self.device).contiguous() for k in there}
+        if self.world > 1:
+            distributed.same_everywhere(given.values())
+        self.follower.load_state_dict({k: spread_like(v, there[k]) for k, v in given.items()})
 
     def warm_up(self, x: Tensor, y: Tensor) -> float:
         """Study, compile and capture; trains nothing. The seconds that it took."""
         began = time.perf_counter()
-        self.model.train()
+        self.trained.train()
         (self.engine or self.method).prepare(self._laid_out(x), y)
         self.wait()
         return time.perf_counter() - began
@@ -108,12 +152,14 @@ class Learner:
         if self.engine:
             p.updates += 1
             return self.engine.step(x, y, part=part, updates=p.updates - 1)
-        if c.eps_warmup and isinstance(self.method, yopo.AdversarialMethod):
+        if c.eps_warmup and self.method.threat is not None:
             self.method.threat = build_threat(c.threat, part * c.train_eps)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=c.precision == "bf16"):
-            out = self.method.backward(x, y)
         every = c.optimizer.accumulate
-        if (number + 1) % every == 0 or number + 1 == steps:
+        last = (number + 1) % every == 0 or number + 1 == steps
+        half = torch.autocast(self.device.type, torch.bfloat16, enabled=c.precision == "bf16")
+        with half, unexchanged(self.trained, not last):
+            out = self.method.backward(x, y)
+        if last:
             grads = [q.grad for q in self.model.parameters() if q.grad is not None]
             if every > 1:
                 torch._foreach_div_(grads, float(number % every + 1))
@@ -134,7 +180,8 @@ class Learner:
         if self.world == 1:
             return
         models = [self.model, *([self.ema.model] if self.ema else [])]
-        others = differing(p for model in models for p in model.parameters())
+        held = [p for model in models for p in model.parameters()]
+        others = differing(p for p in held if not is_shard(p))  # of parts there is but one
         if others:
             raise RuntimeError(
                 f"the weights of process {', '.join(map(str, others))} are no longer those of "

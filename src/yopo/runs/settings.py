@@ -61,6 +61,9 @@ class Config(Section):
         "auto", description="auto is compiled (and captured) on a GPU, plain elsewhere"
     )
     sync_batchnorm: bool = Field(False, description="BatchNorm statistics over all processes")
+    parallel: Literal["flat", "ddp", "fsdp"] = Field(
+        "flat", description="how several processes share a step; fsdp spreads the weights, too"
+    )
     notes: str = Field("", description="where the recipe departs from its source")
 
     def tree(self) -> Tree:
@@ -71,7 +74,7 @@ class Config(Section):
 def what_counts(config: Config) -> Tree:
     """What must be the same for a run to go on; where data lies and when to save may differ."""
     tree = config.tree()
-    for key in ("checkpoint", "diagnose", "notes", "engine", "fit"):
+    for key in ("checkpoint", "diagnose", "notes", "engine", "fit", "parallel"):
         tree.pop(key)
     for key in (
         "root",

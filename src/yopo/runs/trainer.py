@@ -15,6 +15,8 @@ from torch import Tensor
 
 import yopo
 from yopo.core.digest import weights_digest
+from yopo.core.parallel import gathered
+from yopo.core.tensor_files import Tensors
 from yopo.data.augment import Augment
 from yopo.data.source import Feed
 from yopo.evaluation.card import hardware, provenance
@@ -57,7 +59,7 @@ class Trainer:
         self.images = split(data, config)
         self.loader = self.images.batches(
             Feed(
-                batch=config.batch,
+                batch=self.learner.batch,
                 seed=config.seed,
                 device=device,
                 rank=self.learner.rank,
@@ -79,7 +81,7 @@ class Trainer:
         weights = sum(p.numel() for p in self.learner.model.parameters())
         kept = f"{len(images.held):,} held out, {len(images.test):,} to test"
         where = hardware(self.learner.device)
-        many = images.many or len(self.loader) * self.config.batch
+        many = images.many or len(self.loader) * self.learner.batch
         text = f"{many:,} training images of {images.classes} classes, {kept}; "
         text += f"{weights:,} parameters; {where}"
         return text + ("; compiling first" if self.learner.engine else "")
@@ -136,7 +138,7 @@ class Trainer:
         every = self.config.optimizer.accumulate
         loss = torch.tensor(p.loss_sum, device=device)
         right = torch.tensor(p.right, device=device)
-        self.learner.model.train()
+        self.learner.trained.train()
         self.learner.wait()
         started, glance, used = time.perf_counter(), Glance(), time.process_time()
 
@@ -194,13 +196,13 @@ class Trainer:
 
     def _finish(self) -> dict[str, Any]:
         """Touch the test set, once, with the best weights and the last ones."""
-        result: dict[str, Any] = {}
+        began, p = time.perf_counter(), self.progress
+        images, steps = len(self.images.test), self.config.evaluate.steps
+        self.files.watch.say(f"attacking {images:,} test images with PGD-{steps}")
+        last = self.learner.weights()  # all processes take part in what may be spread over them
+        written = self.learner.rank == 0 and self._write_weights(last)
+        result, digests = self._test()
         if self.learner.rank == 0:
-            began, p = time.perf_counter(), self.progress
-            images, steps = len(self.images.test), self.config.evaluate.steps
-            self.files.watch.say(f"attacking {images:,} test images with PGD-{steps}")
-            written = self._write_weights()
-            result, digests = self._test()
             result |= {
                 "best_epoch": p.best_epoch,
                 "train_seconds": p.train_seconds,
@@ -221,12 +223,11 @@ class Trainer:
             if written:  # else the run is not finished, and can be resumed
                 self.files.finish(result)
         distributed.wait_for_all()
-        return result
+        return result if self.learner.rank == 0 else {}
 
-    def _write_weights(self) -> bool:
+    def _write_weights(self, last: Tensors) -> bool:
         """Write the last weights and the best ones; say whether they are there."""
         settings, best = self.config.tree(), self.keeper.best
-        last = dict(self.learner.follower.state_dict())
         written = self.files.save_weights(LAST, last, settings)
         if best is not None:
             return written & self.files.mend_weights(BEST, best, settings)
@@ -238,14 +239,14 @@ class Trainer:
         """What the test set shows of the last weights and the best ones, and their digests."""
         result: dict[str, Any] = {}
         digests: dict[str, str] = {}
-        follower, best = self.learner.follower, self.keeper.best
-        same = self.progress.best_epoch == self.config.epochs
+        follower, best_epoch = self.learner.follower, self.progress.best_epoch
+        same = best_epoch == self.config.epochs
         result["last"], digests["last"] = self._measure("test" if same else "test, last")
         if same:
             result["best"], digests["best"] = result["last"], digests["last"]
-        elif best is not None:
+        elif best_epoch >= 0:
             last = {k: v.clone() for k, v in follower.state_dict().items()}
-            follower.load_state_dict(best)
+            self.learner.load(self.keeper.best)
             try:
                 result["best"], digests["best"] = self._measure("test, best")
             finally:
@@ -253,14 +254,17 @@ class Trainer:
         return result, digests
 
     def _measure(self, shown: str = "test") -> tuple[dict[str, float], str]:
-        """The followed network on the test set, and its weights' digest."""
+        """The followed network on the test set, by the first process; its weights' digest."""
         follower, share = self.learner.follower, self.learner.share
+        shares = dict[str, float]()
 
         def tell(name: str, part: float, accuracy: float) -> None:
             self._tell(f"{shown} {name}", part, accuracy)
 
-        test = self.images.test
-        x, y = test.read(torch.arange(len(test))), test.labels
-        clean, robust = accuracies(follower, x, y, self.config, share, tell)
-        shares = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
+        with gathered(follower):
+            if self.learner.rank == 0:
+                test = self.images.test
+                x, y = test.read(torch.arange(len(test))), test.labels
+                clean, robust = accuracies(follower, x, y, self.config, share, tell)
+                shares = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
         return shares, weights_digest(follower)
