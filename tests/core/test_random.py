@@ -82,7 +82,7 @@ def test_threads_do_not_change_a_bit() -> None:
     try:
         for threads in (1, 4):
             torch.set_num_threads(threads)
-            found.append([threat.start(x, Counted("a")) for threat in (Linf(0.1), L2(1.0))])
+            found.append([threat.start_counted(x, Counted("a")) for threat in (Linf(0.1), L2(1.0))])
     finally:
         torch.set_num_threads(before)
     assert all(map(torch.equal, *found))
@@ -169,7 +169,7 @@ def test_the_table_of_the_normal_distribution_is_one() -> None:
 def test_starts_are_in_ball_and_box(threat: Linf | L2) -> None:
     x = pictures(50)
     x[:, :, 0] = 0
-    eta = threat.start(x, Counted("0/0"))
+    eta = threat.start_counted(x, Counted("0/0"))
     assert float((x + eta).min()) >= 0
     assert float((x + eta).max()) <= 1
     flat = eta.flatten(1)

@@ -85,13 +85,14 @@ class Linf(_Ball):
                 f"expected eps of at most 1, the range of pixels, got {eps}; 8 of 255 is 8/255"
             )
 
-    def start(self, x: Tensor, generator: torch.Generator | Counted | None = None) -> Tensor:
+    def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw eta uniformly from the ball, then put it into the box."""
-        if isinstance(generator, Counted):
-            eta = generator.in_cube(x)
-        else:
-            eta = torch.empty_like(x).uniform_(-1, 1, generator=generator)
+        eta = torch.empty_like(x).uniform_(-1, 1, generator=generator)
         return self.project(self.eps * eta, x)
+
+    def start_counted(self, x: Tensor, numbers: Counted) -> Tensor:
+        """The same, from numbers that are the image's own."""
+        return self.project(self.eps * numbers.in_cube(x), x)
 
     def project(self, eta: Tensor, x: Tensor) -> Tensor:
         """Clamp eta to [-eps, eps] ∩ [-x, 1 - x]; exact in floating point and idempotent."""
@@ -114,14 +115,16 @@ class L2(_Ball):
 
     __slots__ = ()
 
-    def start(self, x: Tensor, generator: torch.Generator | Counted | None = None) -> Tensor:
+    def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw eta uniformly from the ball, then put it into the box."""
-        if isinstance(generator, Counted):
-            return (self.eps * generator.in_ball(x)).clamp(-x, 1 - x)
         direction = torch.empty_like(x).normal_(generator=generator)
         u = torch.empty_like(_norm(x)).uniform_(generator=generator)
         radius = self.eps * u ** (1 / x[0].numel())
         return self.project(radius * direction / _norm(direction), x)
+
+    def start_counted(self, x: Tensor, numbers: Counted) -> Tensor:
+        """The same, from numbers that are the image's own."""
+        return (self.eps * numbers.in_ball(x)).clamp(-x, 1 - x)
 
     def project(self, eta: Tensor, x: Tensor) -> Tensor:
         """Scale eta back to the sphere where it is outside, then clamp x + eta to the box.

@@ -28,7 +28,7 @@ from yopo.core.propagation import no_logits
 from yopo.core.threat import Threat
 from yopo.data.source import Pictures
 from yopo.evaluation.card import norm, provenance, settings
-from yopo.evaluation.images import Batches, Data, gather
+from yopo.evaluation.images import Data, Labelled, gather
 from yopo.evaluation.journal import Journal, told
 from yopo.evaluation.network import Network, Precision, products
 from yopo.evaluation.probe import answers
@@ -43,7 +43,7 @@ STARTS = "starts 2"  # how random starts are drawn; 1 was a generator for each i
 @own_passes()
 def evaluate(
     model: nn.Module,
-    data: Batches | tuple[Tensor, Tensor] | Pictures,
+    data: Labelled | tuple[Tensor, Tensor] | Pictures,
     threat: Threat,
     attacks: str | Sequence[str | Own] = ("clean", "pgd-20"),
     *,

@@ -17,7 +17,7 @@ from yopo.data.source import InMemory, Pictures, Rows, can_read
 from yopo.data.streamed import read_ahead
 from yopo.evaluation.network import Network
 
-Batches = Iterable[Sequence[Tensor]]
+Labelled = Iterable[Sequence[Tensor]]  # batches of images and labels
 HOLD = 2**30  # bytes of images of batches that are kept in memory; more are read in every pass
 CURE = (
     "attacks come back to images that do not fit into memory: give a loader without shuffle and "
@@ -72,7 +72,7 @@ class Data:
         return x.to(self.device)
 
 
-def gather(data: Batches | tuple[Tensor, Tensor] | Pictures, samples: int | None) -> Pictures:
+def gather(data: Labelled | tuple[Tensor, Tensor] | Pictures, samples: int | None) -> Pictures:
     """The first `samples` images and their labels, or all."""
     if samples is not None:
         check_at_least("samples", samples, 1)

@@ -172,10 +172,10 @@ def starts(threat: Threat, x: Tensor, purpose: str) -> Tensor:
     So it is the same wherever the image stands: in any batch, order, subset and on any device. A
     threat that draws in its own way gets a generator for each image, which takes longer.
     """
-    if getattr(type(threat), "start", None) in (Linf.start, L2.start):
+    own = getattr(type(threat), "start", None) not in (Linf.start, L2.start)
+    if isinstance(threat, Linf | L2) and not own:
         few = max(1, NEAR // x[0].numel()) if x.device.type == "cpu" else len(x)
-        drawn = (threat.start(part, Counted(purpose)) for part in x.split(few))  # type: ignore[arg-type]
-        return torch.cat(list(drawn))
+        return torch.cat([threat.start_counted(part, Counted(purpose)) for part in x.split(few)])
     generator, etas = torch.Generator(), []
     for image in x.cpu().contiguous().split(1):
         generator.manual_seed(_drawn(purpose, image))

@@ -1,5 +1,6 @@
 """Several processes: who am I, and what they tell each other; gradients are exchange.py's."""
 
+import json
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -9,10 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from yopo.core.crew import anyone, gathered, summed
+from yopo.core.files import parse_json
 from yopo.core.parallel import in_group
 
 __all__ = ["anyone", "from_first", "gathered", "pick_device", "same_everywhere", "start"]
-__all__ += ["summed", "synchronise_batchnorm", "wait_for_all"]
+__all__ += ["summed", "synchronise_batchnorm", "told_to_all", "wait_for_all"]
 
 
 def start(device: torch.device) -> tuple[int, int]:
@@ -33,6 +35,21 @@ def same_everywhere(tensors: Iterable[Tensor]) -> None:
     """Give every process the values of the first."""
     for tensor in tensors:
         dist.broadcast(tensor.detach(), 0)
+
+
+def told_to_all(value: Any) -> list[Any]:  # noqa: ANN401
+    """Every process's value for JSON, in their order."""
+    if not in_group():
+        return [value]
+    text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [int(size) for size in gathered(torch.tensor([len(text)]))]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(text)] = text
+    parts = gathered(padded)
+    return [
+        parse_json(bytes(part[:size].tolist()).decode(), "a state", nan=True)
+        for part, size in zip(parts, sizes, strict=True)
+    ]
 
 
 def from_first(values: list[float]) -> list[float]:
