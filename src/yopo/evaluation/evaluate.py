@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.parallel import on_gathered, own_passes
 from yopo.core.propagation import no_logits
 from yopo.core.threat import Threat
-from yopo.data.source import Pictures
 from yopo.evaluation.card import norm, provenance, settings
 from yopo.evaluation.images import Data, Labelled, gather
 from yopo.evaluation.journal import Journal, told
@@ -36,6 +35,9 @@ from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Outcome, Tell, run
 from yopo.evaluation.warnings import SAMPLE, Suspicion, after, before
 
+if TYPE_CHECKING:
+    from yopo.data.source import Pictures
+
 STARTS = "starts 2"  # how random starts are drawn; 1 was a generator for each image
 
 
@@ -43,7 +45,7 @@ STARTS = "starts 2"  # how random starts are drawn; 1 was a generator for each i
 @own_passes()
 def evaluate(
     model: nn.Module,
-    data: Labelled | tuple[Tensor, Tensor] | Pictures,
+    data: "Labelled | tuple[Tensor, Tensor] | Pictures",
     threat: Threat,
     attacks: str | Sequence[str | Own] = ("clean", "pgd-20"),
     *,

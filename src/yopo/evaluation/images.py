@@ -5,7 +5,7 @@ What is read must be the same each time, in the same order; `Passes` sees to it 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from yopo.core.checks import check_at_least, check_images
 from yopo.core.digest import parts_digest
 from yopo.core.random import image_keys
-from yopo.data.source import InMemory, Pictures, Rows, can_read
-from yopo.data.streamed import read_ahead
 from yopo.evaluation.network import Network
+
+if TYPE_CHECKING:
+    from yopo.data.source import Pictures  # its room loads more than `import yopo` may
 
 Labelled = Iterable[Sequence[Tensor]]  # batches of images and labels
 HOLD = 2**30  # bytes of images of batches that are kept in memory; more are read in every pass
@@ -29,14 +30,14 @@ CURE = (
 class Data:
     """Images and labels, wherever they are; batches of them where the network is."""
 
-    pictures: Pictures
+    pictures: "Pictures"
     y: Tensor  # (N,) int64
     device: torch.device
     dtype: torch.dtype
     workers: int = 0  # processes that read ahead what is not in memory
 
     @classmethod
-    def of(cls, net: Network, pictures: Pictures, workers: int = 0) -> "Data":
+    def of(cls, net: Network, pictures: "Pictures", workers: int = 0) -> "Data":
         """For that network."""
         return cls(pictures, pictures.labels, net.device, net.dtype, workers)
 
@@ -50,7 +51,7 @@ class Data:
 
     def batches(self, parts: Sequence[Tensor]) -> Iterator[Tensor]:
         """Images of each of these parts, which ascend; the next ones are read meanwhile."""
-        return map(self._ready, read_ahead(self.pictures, parts, self.workers))
+        return map(self._ready, self._read(parts))
 
     def labels(self, rows: Tensor) -> Tensor:
         """Labels of these rows."""
@@ -60,20 +61,27 @@ class Data:
         """SHA-256 of all images and labels, as `values_digest` has it; they are checked, too."""
 
         def checked() -> Iterator[Tensor]:
-            for x in read_ahead(self.pictures, torch.arange(len(self)).split(batch), self.workers):
+            for x in self._read(torch.arange(len(self)).split(batch)):
                 if x.dtype != torch.uint8:
                     check_images(x, nn.Identity())
                 yield x
 
         return parts_digest(len(self), checked(), self.y)
 
+    def _read(self, parts: Sequence[Tensor]) -> Iterator[Tensor]:
+        from yopo.data.streamed import read_ahead
+
+        return read_ahead(self.pictures, parts, self.workers)
+
     def _ready(self, x: Tensor) -> Tensor:
         x = x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)
         return x.to(self.device)
 
 
-def gather(data: Labelled | tuple[Tensor, Tensor] | Pictures, samples: int | None) -> Pictures:
+def gather(data: "Labelled | tuple[Tensor, Tensor] | Pictures", samples: int | None) -> "Pictures":
     """The first `samples` images and their labels, or all."""
+    from yopo.data.source import InMemory, Rows, can_read
+
     if samples is not None:
         check_at_least("samples", samples, 1)
     if can_read(data):
