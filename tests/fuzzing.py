@@ -781,8 +781,8 @@ def _runs(room: Path) -> dict[str, Reader]:
             command("predict", told, picture)
             return
         # All but the export itself, which is slow and reads nothing more.
-        parts = {"_packed": lambda *_: b"", "_judge": lambda *_: None}
-        with mock.patch.multiple(exporting, **parts):
+        packed = mock.patch.object(exporting, "_packed", return_value=b"")
+        with packed, mock.patch.object(exporting, "_judge", return_value=None):
             command("export", told, "--to", "pt2", "--out", room / "x.pt2", "--overwrite")
 
     spread = _in_shards(newest, room / "spread")
