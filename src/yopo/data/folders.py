@@ -91,10 +91,17 @@ def split(listed: Listed, names: tuple[str, ...]) -> tuple[list[bool], list[bool
     A picture's own content says where it belongs: copies of it come to the same side, and others
     that are added later do not move it into the test set of a network that was trained on it.
     """
-    check_classes(listed.folder, listed.labels, names, least=2)
     with ThreadPoolExecutor() as pool:
-        digests = pool.map(file_digest, map(listed.path, range(len(listed.files))), chunksize=64)
-        places = [_place(digest) for digest in digests]
+        files = map(listed.path, range(len(listed.files)))
+        return placed(listed, names, list(pool.map(file_digest, files, chunksize=64)))
+
+
+def placed(
+    listed: Listed, names: tuple[str, ...], digests: list[str]
+) -> tuple[list[bool], list[bool]]:
+    """The same by digests of whatever says where a picture belongs."""
+    check_classes(listed.folder, listed.labels, names, least=2)
+    places = [_place(digest) for digest in digests]
     test = [place < TEST_PART * 16**8 for place in places]
     for rows in _by_class(listed.labels, len(names)):
         rows.sort(key=places.__getitem__)
@@ -102,11 +109,11 @@ def split(listed: Listed, names: tuple[str, ...]) -> tuple[list[bool], list[bool
     return [not t for t in test], test
 
 
-def said_of_split(listed: Listed, test: int) -> str:
+def said_of_split(listed: Listed, test: int, by: str = "content") -> str:
     """How it was split."""
     return (
         f"{listed.folder} has no train/ and test/: {test} of its {len(listed.files)} pictures "
-        f"are the test set,\ndrawn by their content with seed {SPLIT_SEED}, about a fifth of "
+        f"are the test set,\ndrawn by their {by} with seed {SPLIT_SEED}, about a fifth of "
         "each class, the same ones in every run"
     )
 
