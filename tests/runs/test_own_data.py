@@ -196,7 +196,7 @@ def test_a_folder_trains_alike_from_memory_and_picture_by_picture(tmp_path: Path
     assert results[0]["test_sha256"] != results[1]["test_sha256"]  # of pixels, and of names
     with pytest.raises(ValueError, match=r"another configuration \(training data\)"):
         api.train_run(given, tmp_path / "True", device="cpu", resume=True)
-    few = validate({"data": folder | {"workers": 2, "held_out": 10}})
+    few = validate(overlay(given.tree(), {"data": {"workers": 2, "resident": True}}))
     with pytest.raises(ValueError, match=r"leave it out, or say --data\.resident false"):
         api.train_run(few, tmp_path / "few", device="cpu")
     with pytest.raises(ValueError, match=r"data\.area is for folders of pictures"):
