@@ -163,7 +163,7 @@ def read_or_list(
         everything = there.train
         chosen = split_by_name(everything, there.names)
         train, test = (everything.rows(rows) for rows in chosen)
-        notes.append(said_of_split(everything, len(test.files), "names and sizes"))
+        notes.append(said_of_split(everything, test.labels, there.names, "names and sizes"))
     else:
         train, test = there.train, there.test
         check_sizes(train, sides, test, (size, size) if size else _sides(test))
