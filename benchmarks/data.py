@@ -183,6 +183,7 @@ def rates(root: Path, setting: Setting, rounds: int, batches: int) -> dict[str, 
 
 
 def main() -> None:
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--few", type=int, default=2000)

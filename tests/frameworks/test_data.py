@@ -1,8 +1,9 @@
 """Data sets and loaders of other libraries as training data, each the real package."""
 
+import importlib
 import io
 import json
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings(  # files that webdataset leaves open; t
 
 
 def feed(**over: Any) -> Feed:
-    return Feed(**({"batch": 4, "seed": 3, "device": CPU} | over))
+    return replace(Feed(batch=4, seed=3, device=CPU), **over)
 
 
 def images(n: int = N) -> Tensor:  # (n, 3, 4, 5) uint8; the first pixel numbers them
@@ -76,11 +77,12 @@ def test_a_data_set_of_hugging_faces_is_its_arrays(workers: int) -> None:
 
 
 def streamed(given: Feed, workers: int) -> Any:
-    """Shuffled in a buffer, a part for each process, with a state."""
-    data = hugging().to_iterable_dataset(num_shards=4).shuffle(seed=7, buffer_size=5)
-    from datasets.distributed import split_dataset_by_node
-
-    data = split_dataset_by_node(data, given.rank, given.world)
+    """A part for each process, with a state."""
+    data = hugging().to_iterable_dataset(num_shards=4)
+    if given.seed:  # with one, shards alone are shuffled
+        data = data.shuffle(seed=given.seed, buffer_size=1)
+    split = importlib.import_module("datasets.distributed").split_dataset_by_node
+    data = split(data, given.rank, given.world)
 
     def prepared(item: dict[str, Any]) -> dict[str, Any]:
         array = np.array(item["image"])
@@ -97,10 +99,13 @@ def collated(items: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
     return torch.stack(x), torch.tensor([item["label"] for item in items])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_of_hugging_faces_resumes_by_its_state(workers: int) -> None:
+@pytest.mark.parametrize(("workers", "seed"), [(0, 0), (2, 0), (0, 3), (2, 3)])
+def test_a_stream_of_hugging_faces_resumes_by_its_state(workers: int, seed: int) -> None:
+    said: list[str] = []
+
     def made() -> Opened:
-        return Batches(lambda given: streamed(given, workers), images=16)(feed())
+        batches = Batches(lambda given: streamed(given, workers), images=16)
+        return batches(feed(seed=seed, say=said.append))
 
     whole = list(made().epoch(1))
     assert len(whole) == 4
@@ -113,7 +118,12 @@ def test_a_stream_of_hugging_faces_resumes_by_its_state(workers: int) -> None:
     again = made()
     assert again.restore(state) == ""
     assert same(list(again.epoch(1, 2)), whole[2:])
-    assert numbers(list(made().epoch(2))) != numbers(whole)
+    if seed:
+        assert numbers(list(made().epoch(2))) != numbers(whole)
+    if not (seed and workers):
+        assert not said
+    for line in said:  # datasets 5.2 does not take back a shuffled stream's state in a worker
+        assert "did not take its state back" in line
 
 
 # ---------------------------------------------------------------- torchdata
@@ -200,7 +210,3 @@ def test_shards_are_shared_out_among_processes_and_workers(
         assert numbers(list(made().epoch(4))) != numbers(whole)
         assert all([int(i) % 3 for i in numbers([pair])] == pair[1].tolist() for pair in whole)
     assert sorted(seen) == list(range(N))
-
-
-def steps(made: Opened) -> Iterator[Any]:
-    return made.epoch(0)
