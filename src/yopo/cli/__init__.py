@@ -8,6 +8,7 @@ import argparse
 import difflib
 import io
 import logging
+import re
 import sys
 import textwrap
 import traceback
@@ -86,7 +87,19 @@ def parsed() -> Parsed:
             chosen = import_module(f"yopo.cli.{name}")
             command.epilog = chosen.EXAMPLES
             chosen.options(command)
-    return chosen, *parser.parse_known_args()
+    return chosen, *parser.parse_known_args(joined(sys.argv[1:]))
+
+
+def joined(words: list[str]) -> list[str]:
+    """With --section.setting value as one word: argparse would take the value for another RUN."""
+    result: list[str] = []
+    for word in words:
+        last = result[-1] if result else ""
+        if re.fullmatch(r"--\w+\.[^=]+", last) and not word.startswith("--"):
+            result[-1] = f"{last}={word}"
+        else:
+            result.append(word)
+    return result
 
 
 def run(command: ModuleType, args: argparse.Namespace, rest: list[str]) -> None:
