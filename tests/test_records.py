@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.paper.test_reproduce import put
+from tools.front_page import COLOURS, FAST
 from tools.reproduction_page import RECIPES, texts
+from yopo.methods.registry import ENTRIES
 from yopo.paper.reproduction import TABLES, folder
+from yopo.report import curves
+from yopo.report.curves import PALETTE
 from yopo.report.groups import FREE
 from yopo.report.records import read_runs
 from yopo.runs.folder import read_config, read_result
@@ -55,7 +59,7 @@ def test_other_peoples_networks() -> None:
 def test_reproduction_is_that_of_the_records() -> None:
     """README, its picture, docs/results.md, docs/reproduction.md, tableN.json: made again."""
     for path, text in texts(ROOT).items():
-        assert path.read_text() == text, f"{path}: run python tools/reproduction_page.py"
+        assert path.read_text() == text, f"{path}: run python -m tools.reproduction_page"
 
 
 def trained(config: Tree) -> Tree:
@@ -204,6 +208,20 @@ def test_the_picture_shows_each_way_to_train() -> None:
         if r:
             method = name.replace(" before", " as released").replace(f" {r['epochs']} epochs", "")
             assert f">{method} ({r['epochs']})</text>" in picture
+
+
+def test_our_recipe_has_a_hue_of_its_own_in_the_picture() -> None:
+    """A YOPO with other settings is no method of its own, and in no other's colour."""
+    picture = (ROOT / "docs/accuracy-time.svg").read_text()
+    for shade in (0, 1):
+        colours = {kind: pair[shade] for kind, pair in COLOURS.items()}
+        assert len({*colours.values()}) == len(colours)
+        assert all(f".{kind}{{fill:{colour}" in picture for kind, colour in colours.items())
+    methods = {PALETTE[e.hue] for e in ENTRIES.values() if e.hue is not None}
+    assert {colour for kind, (colour, _) in COLOURS.items() if kind != FAST} < methods
+    assert COLOURS[FAST][0] in {*PALETTE} - methods
+    css = (Path(curves.__file__).parent / "page.css").read_text()
+    assert all(f": {dark};" in css for _, dark in COLOURS.values())
 
 
 def test_what_the_results_say_beside_their_tables() -> None:
