@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from yopo.core.checks import check_at_least, check_threat
 from yopo.core.parallel import is_spread
 from yopo.core.threat import Threat
-from yopo.evaluation.evaluate import evaluate, gather
+from yopo.evaluation.evaluate import evaluate
+from yopo.evaluation.images import gather
 
 
 class HeldOut:
