@@ -57,7 +57,7 @@ def test_a_network_of_timms_sees_what_timm_shows_it(name: str, tmp_path: Path) -
         pixels = draw.integers(0, 256, (height, width, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{k}.png")
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    words = [sys.executable, "-c", CODE, tmp_path / "photos", tmp_path / "net.pth", name]
+    words = [sys.executable, "-c", CODE, f"{tmp_path}/photos", f"{tmp_path}/net.pth", name]
     env = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
