@@ -26,6 +26,8 @@ TESTS = {
     "To timm it may": "runs.test_strangers.test_timm_is_not_given_options_that_are_not_plain",
     "No network is built": "runs.test_strangers."
     "test_absurd_sizes_are_refused_before_memory_is_taken",
+    "Of `hf:ORG/NAME` settings": "frameworks.test_hub."
+    "test_a_strangers_repository_follows_the_rule_of_trust",
     "Weights are safetensors": "cli.test_eval.test_a_run_or_checkpoint_that_does_not_fit_is_named",
     "It says which data": "runs.test_strangers.test_data_on_another_computer_are_not_asked_for",
     "Where data have": "runs.test_loading."

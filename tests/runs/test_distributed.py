@@ -1,18 +1,13 @@
 """Two processes (gloo) against one on the combined batch."""
 
 import copy
-import os
-import signal
-import sys
 import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
 import yopo
@@ -27,9 +22,7 @@ from tests.tiny import (
     free_port,
     tiny_data,
     tiny_trainer,
-    wait_until,
 )
-from yopo.__main__ import main
 from yopo.core import seals, tensor_files
 from yopo.evaluation import suite
 from yopo.runs import distributed, measure
@@ -398,48 +391,3 @@ def count_exchanges(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
         monkeypatch.setattr(dist, name, call)
     return counted
-
-
-def meet(rank: int, killed: int, port: int, folder: Path) -> None:
-    """Train as one of two without torchrun; the one is killed when both have reached the store."""
-    as_one_of(2, rank, port)
-    with (folder / f"said by {rank}").open("w") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    real = c10d._new_process_group_helper
-
-    def helper(*args: Any, **kwargs: Any) -> Any:
-        assert kwargs["timeout"] == distributed.MEETING
-        (folder / f"{rank} is there").touch()
-        wait_until((folder / f"{1 - rank} is there").exists)
-        if rank == killed:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **kwargs | {"timeout": timedelta(seconds=1)})
-
-    c10d._new_process_group_helper = helper
-    sys.argv = ["yopo", "train", "demo", "--device", "cpu", "--out", str(folder / "run")]
-    main()
-
-
-@pytest.mark.parametrize("killed", [0, 1])
-def test_one_killed_while_they_meet_is_missed(killed: int, tmp_path: Path) -> None:
-    """Without torchrun, which would end the other: it ends by itself, and says why."""
-    context, port = forkserver(), free_port()
-    pair = [
-        context.Process(target=meet, args=(rank, killed, port, tmp_path), daemon=True)
-        for rank in (0, 1)
-    ]
-    for process in pair:
-        process.start()
-    for process in pair:
-        process.join(PATIENCE)
-    said = (tmp_path / f"said by {1 - killed}").read_text()
-    assert pair[killed].exitcode == -signal.SIGKILL
-    assert pair[1 - killed].exitcode == 2, said
-    assert f"process {1 - killed} cannot reach another one" in " ".join(said.split())
-
-
-def test_meeting_takes_as_long_as_a_store_waits_and_waiting_may_take_hours() -> None:
-    store: Any = vars(dist)["HashStore"]()
-    assert store.timeout == distributed.MEETING
-    assert distributed.MEETING < timedelta(hours=1) < distributed.WAITING

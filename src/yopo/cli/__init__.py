@@ -25,6 +25,7 @@ COMMANDS = {
     "eval": "attack a network",
     "predict": "name what pictures show",
     "export": "write a network as ONNX or pt2",
+    "push": "publish a run on the Hugging Face Hub",
     "report": "one page about one or several runs",
     "diagnose": "recommend m, n and the split for a trained network",
     "bench": "time a training step",

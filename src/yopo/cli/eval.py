@@ -38,7 +38,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="folder of a run, or a weights file of one",
+        help="folder of a run, a weights file of one, or hf:ORG/NAME",
     )
     parser.add_argument(
         "--attacks", default="clean,pgd-20", help="list, see below (default clean,pgd-20)"
@@ -79,15 +79,17 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     nothing_else(rest)
     with loading():
         from yopo.runs import evaluating
+        from yopo.runs.hub import local
         from yopo.runs.sections import read_number
 
     whose: dict[str, Any] = {"trust": args.trust, "model_name": args.model_name}
     whose |= {"data_root": args.data_root, "data_path": args.data_path}
     whose |= {"weights": args.weights, "eps": args.eps and read_number(args.eps, "--eps")}
-    for path in args.runs:  # all checked first
+    runs = [local(path, say) for path in args.runs]
+    for path in runs:  # all checked first
         evaluating.check(path, args.attacks, **whose)
-    for path in args.runs:
-        if len(args.runs) > 1:
+    for path in runs:
+        if len(runs) > 1:
             say(path)
         evaluate(
             path,

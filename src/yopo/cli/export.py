@@ -17,7 +17,9 @@ file has gradients and is attacked itself."""
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The options of `yopo export`."""
-    parser.add_argument("run", type=Path, help="folder of a run, or a weights file of one")
+    parser.add_argument(
+        "run", type=Path, help="folder of a run, a weights file of one, or hf:ORG/NAME"
+    )
     parser.add_argument("--to", required=True, choices=["onnx", "pt2"], help="kind of the file")
     parser.add_argument("--out", type=Path, help="the file; by default beside the weights")
     parser.add_argument("--overwrite", action="store_true", help="replace a file that is there")

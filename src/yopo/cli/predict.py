@@ -13,7 +13,9 @@ Each line has the names of classes and how sure the network is of them; it may b
 
 def options(parser: argparse.ArgumentParser) -> None:
     """The options of `yopo predict`."""
-    parser.add_argument("run", type=Path, help="folder of a run, or a weights file of one")
+    parser.add_argument(
+        "run", type=Path, help="folder of a run, a weights file of one, or hf:ORG/NAME"
+    )
     parser.add_argument("pictures", nargs="+", type=Path, metavar="PICTURE")
     parser.add_argument("--top", type=int, default=3, help="names for each picture (default 3)")
     parser.add_argument(

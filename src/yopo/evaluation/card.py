@@ -21,7 +21,7 @@ from yopo.core.words import fraction
 
 def card(result: Mapping[str, Any]) -> str:
     """Markdown from the values of `Result.to_dict`."""
-    worst, about = result["worst"], {k: _words(v) for k, v in result["about"].items()}
+    worst, about = result["worst"], {k: one_line(v) for k, v in result["about"].items()}
     lines = [
         f"### Robustness of {about['model']}",
         "",
@@ -31,7 +31,7 @@ def card(result: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|",
     ]
     for name, a in result["attacks"].items():
-        cells = [_words(name), percent(a["accuracy"], a["interval"]), _words(how(a))]
+        cells = [one_line(name), percent(a["accuracy"], a["interval"]), one_line(how(a))]
         cells += [f"{a['propagations']:.1f}", duration(a["seconds"])]
         lines.append(f"| {' | '.join(cells)} |")
     share = percent(worst["accuracy"], worst["interval"])
@@ -63,7 +63,7 @@ def circumstances(about: Mapping[str, Any]) -> str:
     )
 
 
-def _words(value: Any) -> Any:  # noqa: ANN401
+def one_line(value: Any) -> Any:  # noqa: ANN401
     """A name on one line in which Markdown and HTML see no more than letters; others as it is."""
     if not isinstance(value, str):
         return value

@@ -27,6 +27,7 @@ from yopo.runs.build import build_data, out_of_reach, propagations
 from yopo.runs.distributed import pick_device
 from yopo.runs.evaluating import Evaluation
 from yopo.runs.fitting import fitted, misfits_in_a_sentence, said_of
+from yopo.runs.hub import local
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.progress import Logged, Watcher, stopped_by_signals
 from yopo.runs.recipes import method_tree, recipe
@@ -276,6 +277,7 @@ def evaluate_run(
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
     where = {"data_root": data_root, "data_path": data_path}
+    run = local(run)
     saved = evaluating.check(
         run, attacks, weights=weights, eps=eps, trust=trust, model_name=model_name, **where
     )

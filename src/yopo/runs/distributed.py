@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -11,26 +10,18 @@ from torch import Tensor, nn
 
 from yopo.core.parallel import in_group
 
-MEETING = timedelta(minutes=5)  # for all processes to be there, as a store of torch's waits
-WAITING = timedelta(hours=2)  # while the first one evaluates, which may take long
-
 
 def start(device: torch.device) -> tuple[int, int]:
     """Join the group that torchrun made, if it did; return (rank, world size)."""
     if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return 0, 1
     if not dist.is_initialized():
+        from yopo.runs import meeting  # not every torch has what it needs
+
         cuda = device.type == "cuda"
         if cuda:
             torch.cuda.set_device(device)
-        # torchrun ends the others when one dies; without it (Slurm starts each by itself), one that
-        # dies while they meet would be waited for as long as everything else is.
-        dist.init_process_group(
-            "nccl" if cuda else "gloo",
-            timeout=WAITING if dist.is_torchelastic_launched() else MEETING,
-            device_id=device if cuda else None,
-        )
-        dist.distributed_c10d._set_pg_timeout(WAITING)
+        meeting.meet("nccl" if cuda else "gloo", device if cuda else None)
     return dist.get_rank(), dist.get_world_size()
 
 

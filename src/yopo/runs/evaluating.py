@@ -15,6 +15,7 @@ from yopo.evaluation.result import Result
 from yopo.evaluation.suite import check_norm
 from yopo.runs.build import build_threat
 from yopo.runs.folder import EvaluationFiles, read_evaluation, read_result
+from yopo.runs.hub import local
 from yopo.runs.saved import Saved, find
 from yopo.runs.settings import Config
 
@@ -42,7 +43,7 @@ def check(
     """The network of a run, if attacks on it may begin; else a ValueError."""
     chosen = parse_all(attacks)
     places = {"data_root": data_root, "data_path": data_path}
-    saved = find(run, weights, trust=trust, model_name=model_name, **places)
+    saved = find(local(run), weights, trust=trust, model_name=model_name, **places)
     for attack in chosen:
         check_norm(attack, choose_threat(saved.config, eps))
     return saved

@@ -27,6 +27,7 @@ from yopo.runs.accuracies import accuracies
 from yopo.runs.build import build_threat
 from yopo.runs.distributed import pick_device
 from yopo.runs.folder import check_writable
+from yopo.runs.hub import local
 from yopo.runs.images import DataSet
 from yopo.runs.saved import Saved, find, load_data, load_images, load_model
 
@@ -80,6 +81,7 @@ def export_run(
     if check and to == "onnx":
         _needed("onnxruntime")
     where = {"data_root": data_root, "data_path": data_path}
+    run = local(run)
     saved = find(run, weights, trust=trust, model_name=model_name, **where)
     out = out or saved.weights.with_suffix(f".{to}")
     if out.exists() and not overwrite:

@@ -125,7 +125,11 @@ class Keeper:
     @cached_property
     def _group(self) -> "ProcessGroup | None":
         """For what processes tell each other of checkpoints, beside the exchanges of training."""
-        return torch.distributed.new_group(backend="gloo") if in_group() else None
+        if not in_group():
+            return None
+        from yopo.runs import meeting
+
+        return meeting.another_group()
 
     def _agree(self, wrong: str) -> str:
         """What is wrong in the first process in which something is."""

@@ -17,20 +17,22 @@ def load(
     trust: bool = False,
     model_name: str | None = None,
 ) -> "nn.Module":
-    """The network of a run folder, or of a weights file: images in [0, 1] to logits, in eval mode.
+    """The network of a run folder or a weights file: images in [0, 1] to logits, in eval mode.
 
     It has its weights, its options and its normalisation. `class_names` are the names of its
     outputs, `image_shape` (C, H, W) is what it was trained on. weights: "best" (default) or "last",
     of a run folder. A network that is none of ours or timm's is built only with `trust`, or where
-    `model_name` names it, as `yopo eval` has it: it is code.
+    `model_name` names it, as `yopo eval` has it: it is code. "hf:ORG/NAME", or
+    "hf:ORG/NAME@REVISION", is a run that `yopo push` published on the Hugging Face Hub.
     """
     from yopo.runs.distributed import pick_device
     from yopo.runs.folder import WEIGHTS
+    from yopo.runs.hub import local
     from yopo.runs.saved import find, load_images, load_model
 
     if weights not in (None, *WEIGHTS):
         raise ValueError(f"expected weights to be {' or '.join(WEIGHTS)}, got {weights!r}")
-    saved = find(Path(run), weights, trust=trust, model_name=model_name)
+    saved = find(local(run), weights, trust=trust, model_name=model_name)
     images = load_images(saved)
     net = load_model(saved, images).to(pick_device(device))
     net.class_names = images.names  # type: ignore[assignment]
