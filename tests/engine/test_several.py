@@ -19,7 +19,7 @@ import yopo
 from tests.conftest import GPU, Batch, assert_same, bn_convnet, convnet, without_kernels
 from tests.tiny import PATIENCE, as_one_of, free_port, in_two, tiny_trainer, weights
 from yopo.core.exchange import agreed
-from yopo.engine import engine as engine_file
+from yopo.engine import forms
 from yopo.engine.capture import Capture
 from yopo.runs.progress import Progress
 
@@ -124,7 +124,7 @@ def accumulated(rank: int, engine: str) -> dict[str, Tensor]:
 
 def failing(rank: int, where: int) -> dict[str, Any]:
     """In one process nothing compiles."""
-    made, said, real = list[int](), list[str](), engine_file.compiled_form
+    made, said, real = list[int](), list[str](), forms.compiled_form
 
     def form(*args: Any, **given: Any) -> Any:
         made.append(rank)
@@ -134,7 +134,7 @@ def failing(rank: int, where: int) -> dict[str, Any]:
 
     net, twin = network(), network()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_file, "compiled_form", form)
+        patch.setattr("yopo.engine.engine.compiled_form", form)
         engine = by_engine(net, METHODS["yopo"], rank, said)
     plainly(twin, METHODS["yopo"], rank)
     return {

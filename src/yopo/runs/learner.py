@@ -94,8 +94,7 @@ class Learner:
     def _engine(self, watcher: Watcher) -> Engine | None:
         """The fast path, where it pays and is exact; None for the plain one."""
         c = self.config
-        wanted = c.engine == "compiled" or (c.engine == "auto" and self.device.type == "cuda")
-        if not wanted:
+        if c.engine == "plain" or (c.engine == "auto" and self.device.type != "cuda"):
             return None
         why = None
         if self.parallel != "flat":
@@ -116,6 +115,7 @@ class Learner:
             ema=self.ema,
             precision=c.precision,
             capture=alone,
+            capture_exchange=c.engine == "captured",
             say=watcher.say,
         )
 
