@@ -47,12 +47,15 @@ docs: .venv-docs/docs.stamp  ## the site, in site/html: tutorials are run, links
 	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
-# timm needs torchvision, which does not import beside torch's CPU build: others must not find it
+# timm needs torchvision, which does not import beside torch's CPU build: others must not find it.
+# Of robustbench the files of architectures are read, which need nothing else.
 .venv-frameworks/frameworks.stamp: pyproject.toml constraints.txt
 	test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
 	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[frameworks]'
 	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		--no-deps --upgrade --target .venv-frameworks/timm timm torchvision
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		--no-deps --upgrade --target .venv-frameworks/robustbench robustbench
 	@touch $@
 
 clean:

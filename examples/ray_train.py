@@ -36,7 +36,8 @@ def train(config: dict[str, Any]) -> None:
         if several.get_world_size() > 1:
             loader.sampler.set_epoch(epoch)
         for x, y in loader:
-            loss = method.backward(x / 255, y).loss
+            loss = method(x / 255, y)
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
         with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,11 @@ from yopo.runs.api import configure, method_configs
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-PAGES = {p.name: p.read_text() for p in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]}
+DOCS = {
+    page.relative_to(ROOT / "docs").as_posix(): page.read_text()
+    for page in (*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/frameworks/*.md")))
+}
+PAGES = {"README.md": README} | DOCS
 PARTS = {"⅓": Fraction(1, 3), "⅔": Fraction(2, 3)}
 
 
@@ -87,8 +91,8 @@ def test_files_that_a_page_names_are_there(name: str) -> None:
     assert not lost
     for link in re.findall(r"\]\(((?!https?:)[^)]+)\)", page):
         where, _, anchor = link.partition("#")
-        folder = ROOT if name == "README.md" else ROOT / "docs"
-        to = folder / where if where else folder / name
+        page_itself = ROOT / name if name == "README.md" else ROOT / "docs" / name
+        to = page_itself.parent / where if where else page_itself
         assert to.is_file(), link
         heads = re.findall(r"(?m)^#+ (.*)$", to.read_text()) if anchor else []
         assert not anchor or anchor in {anchor_of(head) for head in heads}, link

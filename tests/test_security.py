@@ -30,6 +30,8 @@ TESTS = {
     "test_a_strangers_repository_follows_the_rule_of_trust",
     "Weights are safetensors": "cli.test_eval.test_a_run_or_checkpoint_that_does_not_fit_is_named",
     "It says which data": "runs.test_strangers.test_data_on_another_computer_are_not_asked_for",
+    "Data that a function of yours": "runs.test_strangers."
+    "test_a_function_that_makes_data_is_not_imported_without_trust",
     "Where data have": "runs.test_loading."
     "test_data_are_found_where_the_run_moved_with_them_or_named",
     "Data are never fetched": "runs.test_strangers.test_missing_data_are_not_fetched",

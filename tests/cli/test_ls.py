@@ -64,6 +64,23 @@ def test_runs_are_listed(
     assert bad[:3] == ["–", "damaged", "–"]
 
 
+@pytest.mark.parametrize("without", ["clean", "robust"])
+def test_a_line_that_lacks_an_accuracy_is_passed_over(
+    without: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = shutil.copytree(RUN, tmp_path / "run")
+    (run / "result.json").unlink()
+    first: dict[str, float | None] = {"epoch": 1, "clean": 0.5, "robust": 0.25}
+    looks = [first, {"epoch": 2, "clean": 0.7, "robust": 0.6, without: None}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(look) + "\n" for look in looks))
+    assert yopo(monkeypatch, "ls", run) == 0
+    _, row = capsys.readouterr().out.splitlines()
+    assert row.split()[1:8] == ["epoch", "2", "of", "40", "50.0%", "/", "25.0%"]
+
+
 @pytest.mark.parametrize(
     ("typed", "last", "others"),
     [

@@ -222,6 +222,16 @@ def test_threats_of_other_kinds() -> None:
     assert found.code == "weaker-with-steps"
 
 
+@pytest.mark.parametrize("ball", [Linf, L2])
+def test_balls_with_a_start_of_their_own(ball: type[Linf | L2]) -> None:
+    class Corner(ball):  # type: ignore[misc, valid-type]
+        def start(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+            eta: Tensor = self.project(torch.ones_like(x), x)
+            return eta
+
+    assert before(After(), *images(), Corner(0.3)) == []
+
+
 def test_the_step_to_come_counts() -> None:
     x, y = images(8)
     assert before(After(), x, y, LINF, step=2 * 0.3 / 7, steps=7) == []

@@ -282,3 +282,20 @@ def test_the_last_step_is_the_last_calls(batch: Batch) -> None:
     with pytest.raises(RuntimeError, match="broken"):
         method(*batch)
     assert repr(method.last) == "None"  # not that of another batch
+
+
+def test_what_float16_makes_zero_is_scaled_inside_and_divided_outside(batch: Batch) -> None:
+    """As docs/frameworks.md says: a scaler multiplies what is handed over, which is too late."""
+    x, y = batch[0].float().repeat(10, 1, 1, 1), batch[1].repeat(10)
+    middle, last = nn.Linear(192, 4), nn.Linear(4, 4)
+    net = nn.Sequential(nn.Flatten(), middle, last).float()
+    last.weight.data = 2.0**-23 * last.weight.data.sign()  # float16 has it, and not a tenth of it
+    found = []
+    for scale in (1, 1024):
+        net.zero_grad()
+        method = yopo.Natural(net, loss=lambda z, y: scale * F.cross_entropy(z, y))  # noqa: B023
+        with torch.autocast("cpu", torch.float16):
+            loss = method(x, y) / scale
+        loss.backward()
+        found.append(grads(net)["1.weight"].abs().sum())
+    assert found[0] == 0 < found[1]

@@ -50,7 +50,7 @@ for sabotage in (False, True):
     assert (ended.code, ended.words) == (-signal.SIGKILL, "after step"), ended.words
     if sabotage:
         real = Snapshot.put_back
-        lost = lambda tensors: tensors | {"free.eta": 0 * tensors["free.eta"]}
+        lost = lambda tensors: tensors | {"method.eta": 0 * tensors["method.eta"]}
         Snapshot.put_back = lambda self, tensors: real(self, lost(tensors))
     assert kills.forked(lambda: run.train(folder / "killed"), None).code == 0
     found, expected = (kills.outcome(folder / name) for name in ("killed", "whole"))

@@ -95,6 +95,20 @@ def test_a_grey_network_sees_a_grey_picture(tmp_path: Path) -> None:
     assert share == pytest.approx(float(expected.max()), abs=1e-5)
 
 
+def test_an_answer_that_is_no_number_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "run") / "model.safetensors"
+    state, words = tensor_files.load_weights(file), tensor_files.load_metadata(file)
+    broken = {name: torch.full_like(value, torch.nan) for name, value in state.items()}
+    tensor_files.save_weights(file, broken, words)
+    Image.new("L", (28, 28)).save(tmp_path / "x.png")
+    assert command(monkeypatch, "predict", file, tmp_path / "x.png") == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "is not finite: its weights are broken" in " ".join(said.err.split())
+
+
 def test_data_are_found_where_the_run_moved_with_them_or_named(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

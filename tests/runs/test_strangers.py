@@ -99,6 +99,26 @@ def test_a_named_function_is_not_called(
     assert "evil" not in sys.modules
 
 
+def test_a_function_that_makes_data_is_not_imported_without_trust(
+    tmp_path: Path, refused: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word for the network is none for the data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "mine_beside_evil.py").write_text(MINE)
+    (tmp_path / "evil.py").write_text("open('ran', 'w')")
+    over: Tree = {"data": {"name": "evil:build_data"}}
+    own: Tree = {"name": "mine_beside_evil:build", "options": {"width": 2}}
+    for model, words in ((None, ()), (own, ("--model.name", "mine_beside_evil:build"))):
+        run = write(tmp_path / f"run-{len(words)}", model, over)
+        for command, *more in COMMANDS:
+            said = refused(command, run, *more, *words)
+            assert "names its data evil:build_data, which was not imported" in said
+            assert "--trust" in said
+    assert not (tmp_path / "ran").exists()
+    assert "evil" not in sys.modules
+
+
 MINE = """
 from yopo.models import SmallCNN
 def build(classes, width):

@@ -7,10 +7,12 @@ from yopo.attacks.strongest import Strongest
 from yopo.core.checks import check_at_least, check_attack, check_positive, check_threat
 from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.losses import margin
+from yopo.core.parallel import own_passes
 from yopo.core.propagation import NO_WAY_BACK
 from yopo.core.threat import Threat
 
 
+@own_passes()
 def cw(
     model: nn.Module,
     x: Tensor,

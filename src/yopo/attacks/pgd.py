@@ -11,6 +11,7 @@ from yopo.attacks.strongest import PerSample, Strongest
 from yopo.core.checks import check_at_least, check_attack, check_choice, check_step, check_threat
 from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.losses import margin
+from yopo.core.parallel import own_passes
 from yopo.core.propagation import propagate
 from yopo.core.threat import Threat
 
@@ -20,6 +21,7 @@ LOSSES: dict[str, PerSample] = {
 }
 
 
+@own_passes()
 def pgd(
     model: nn.Module,
     x: Tensor,

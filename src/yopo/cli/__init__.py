@@ -9,6 +9,7 @@ import difflib
 import io
 import logging
 import sys
+import textwrap
 import traceback
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +27,7 @@ COMMANDS = {
     "predict": "name what pictures show",
     "export": "write a network as ONNX or pt2",
     "push": "publish a run on the Hugging Face Hub",
+    "robustbench": "write a claim for the RobustBench leaderboard",
     "report": "one page about one or several runs",
     "diagnose": "recommend m, n and the split for a trained network",
     "bench": "time a training step",
@@ -64,8 +66,7 @@ def parsed() -> Parsed:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     if not sys.argv[1:]:
-        names = list(COMMANDS)
-        print(FIRST.format(",\n  ".join(", ".join(part) for part in (names[:6], names[6:]))))
+        print(FIRST.format(textwrap.fill(", ".join(COMMANDS), 65, subsequent_indent="  ")))
         sys.exit(0)
     typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if typed and typed not in COMMANDS:

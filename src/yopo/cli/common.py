@@ -24,7 +24,9 @@ STEERING = re.compile(
 def trust_options(parser: argparse.ArgumentParser) -> None:
     """How a user vouches for the code that a run names."""
     parser.add_argument(
-        "--trust", action="store_true", help="build whatever network the run names: it may be code"
+        "--trust",
+        action="store_true",
+        help="build whatever network and data the run names: they may be code",
     )
     parser.add_argument(
         "--model.name",

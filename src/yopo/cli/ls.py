@@ -64,12 +64,12 @@ def row(run: Path) -> tuple[str, str, str, str, str]:
         return "–", "damaged", "–", age, str(run)
     done = lines[-1]["epoch"] if lines else 0
     state = "finished" if result else f"epoch {done} of {config['epochs']}"
-    looks = [line for line in lines if line.get("robust") is not None]
+    looks = [[line.get(k) for k in ("clean", "robust")] for line in lines]
     measured = (result.get("best") or result["last"]) if result else None
     if measured is not None:
         shares = [measured["clean"], *(v for k, v in measured.items() if k != "clean")]
     else:
-        shares = [looks[-1][k] for k in ("clean", "robust")] if looks else []
+        shares = next((look for look in reversed(looks) if None not in look), [])
     accuracy = " / ".join(f"{share:.1%}" for share in shares) or "–"
     return said(config["method"]), state, accuracy, age, str(run)
 

@@ -1,7 +1,8 @@
 """Networks that exchange by themselves: inside DistributedDataParallel, or spread by FSDP2.
 
 Of the m weight passes of a step only the last need exchange gradients, attack passes never
-(`unexchanged`); and weights that are spread can stay whole from pass to pass (`gathered`).
+(`unexchanged`); and weights that are spread can stay whole from pass to pass (`gathered`). Networks
+that Lightning Fabric wrapped know its own backward passes; ours are let through (`own_passes`).
 """
 
 import sys
@@ -55,6 +56,44 @@ def is_spread(model: nn.Module) -> bool:
     if not in_group():
         return False
     return bool(fsdp(model.modules())) or any(is_shard(p) for p in model.parameters())
+
+
+# ---------------------------------------------------------------- Fabric
+
+FABRIC = ("lightning.fabric.wrappers", "lightning_fabric.wrappers")  # one package, two names
+IN_BACKWARD = "_in_fabric_backward"
+
+
+@contextmanager
+def own_passes() -> Iterator[None]:
+    """Backward passes in the block are nobody's training step.
+
+    Where Lightning Fabric's precision or strategy has a backward() of its own, as at bf16-mixed,
+    its networks refuse every other; in the block they take them as they take its own.
+    """
+    there = [sys.modules[name] for name in FABRIC if name in sys.modules]
+    before = [getattr(module, IN_BACKWARD, False) for module in there]
+    try:
+        for module in there:
+            setattr(module, IN_BACKWARD, True)
+        yield
+    finally:
+        for module, flag in zip(there, before, strict=True):
+            setattr(module, IN_BACKWARD, flag)
+
+
+@contextmanager
+def training_step(method: str) -> Iterator[None]:
+    """The block leaves gradients in .grad: what Fabric says of that in a sentence of ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "fabric.backward" not in str(error):
+            raise
+        raise ValueError(
+            f"{method}.backward fills .grad, and this network wants fabric.backward, which may "
+            "scale; use loss = method(x, y) and fabric.backward(loss)"
+        ) from None
 
 
 # ---------------------------------------------------------------- one exchange for each step

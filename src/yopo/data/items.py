@@ -30,7 +30,7 @@ class Items:
     on, or held out, are always drawn alike; let a data set for them draw nothing.
 
     labels: those of all items, if the data set does not say them as `targets`, `labels` or a column
-    `label`; else all items are read for them once, where they are asked for. pair: makes (image,
+    `label`; else items are read for theirs, where these are asked for. pair: makes (image,
     label) of an item of another kind.
     """
 
@@ -45,7 +45,8 @@ class Items:
                 f"expected a data set with len() and items by number, got {type(dataset).__name__};"
                 " of one that can only be gone through yopo.data.Batches(...) makes a source"
             )
-        self.dataset, self._labels, self._pair = dataset, labels, pair or _pair
+        self.dataset, self._labels, self._pair = dataset, labels, pair or pair_of
+        self._seen = torch.empty(0, dtype=torch.int64)  # labels read so far; -1 where not
 
     def __len__(self) -> int:
         """The number of images."""
@@ -56,19 +57,31 @@ class Items:
         """Of one image (C, H, W)."""
         return tuple(self._drawn(torch.zeros(1, dtype=torch.long), 0)[0].shape[1:])
 
-    @cached_property
+    @property
     def labels(self) -> Tensor:
         """The labels (N,)."""
-        labels = next((v for v in self._said() if v is not None and len(v) == len(self)), None)
-        if labels is None:
-            parts = torch.arange(len(self)).split(256)
-            labels = torch.cat([self._drawn(rows, 0)[1] for rows in parts])
-        return torch.as_tensor(labels).to(torch.int64)
+        return self.labels_of(torch.arange(len(self)))
+
+    def labels_of(self, rows: Tensor) -> Tensor:
+        """The labels (B,) of some; of these alone items are read, where nothing tells them."""
+        if self._known is not None:
+            return self._known[rows]
+        if not len(self._seen):
+            self._seen = torch.full((len(self),), -1)
+        unseen = rows[self._seen[rows] < 0].unique()
+        for first in range(0, len(unseen), 256):
+            self._drawn(unseen[first : first + 256], 0)
+        return self._seen[rows]
+
+    @cached_property
+    def _known(self) -> Tensor | None:
+        said = next((v for v in self._said() if v is not None and len(v) == len(self)), None)
+        return None if said is None else torch.as_tensor(said).to(torch.int64)
 
     def _said(self) -> Iterator[Any]:
         """What may be the labels, where the data set or its owner says them."""
         yield self._labels
-        if self._pair is not _pair:
+        if self._pair is not pair_of:
             return  # it may change them
         if "label" in (getattr(self.dataset, "column_names", None) or ()):
             yield list(self.dataset["label"])  # type: ignore[index]
@@ -97,7 +110,7 @@ class Items:
         images, labels = [], []
         with streams_left_alone():
             for row in rows.tolist():
-                _seed(mix(seed, row))
+                seed_host(mix(seed, row))
                 image, label = self._pair(self.dataset[row])
                 images.append(tensor_of(image))
                 labels.append(int(label))
@@ -105,10 +118,13 @@ class Items:
         if len(shapes) > 1:
             several = " and ".join(sorted(f"{shape} of {kind}" for shape, kind in shapes)[:2])
             raise ValueError(f"expected images of one shape and type, got {several}; resize them")
-        return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+        y = torch.tensor(labels, dtype=torch.int64)
+        if seed == 0 and len(self._seen):
+            self._seen[rows] = y
+        return torch.stack(images), y
 
 
-def _pair(item: Any) -> tuple[Any, Any]:  # noqa: ANN401
+def pair_of(item: Any) -> tuple[Any, Any]:  # noqa: ANN401
     """Image and label of an item."""
     if isinstance(item, dict) and {"image", "label"} <= item.keys():
         return item["image"], item["label"]
@@ -139,7 +155,7 @@ def tensor_of(image: Any) -> Tensor:  # noqa: ANN401  # (C, H, W)
     return image
 
 
-def _seed(seed: int) -> None:
+def seed_host(seed: int) -> None:
     """The streams that a data set may draw from; those of GPUs stay as they are."""
     torch.default_generator.manual_seed(seed)
     random.seed(seed)

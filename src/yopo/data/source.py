@@ -92,6 +92,8 @@ class Sources:
                     f"expected {name} to have labels, shape and read(rows), got "
                     f"{type(part).__name__}; yopo.data.Items(...) makes that of a torch Dataset"
                 )
+            if part is not None and not len(part):
+                raise ValueError(f"expected at least one image in {name}, got none")
         if self.held is None and not can_read(self.train):
             raise ValueError(
                 "expected held, images that are not trained on: they are drawn only from a train "
@@ -114,7 +116,9 @@ class Sources:
     @property
     def many(self) -> int | None:
         """Training images, held out or not, if that is known."""
-        return len(self.train) if can_read(self.train) else self.images
+        if can_read(self.train):
+            return len(self.train)
+        return self.images or getattr(self.train, "images", None)
 
 
 def can_read(given: object) -> TypeGuard[Pictures]:
@@ -152,8 +156,9 @@ class Rows:
 
     @property
     def labels(self) -> Tensor:
-        """Theirs."""
-        return self.of.labels[self.rows]
+        """Theirs; of others none is read."""
+        some: Callable[[Tensor], Tensor] | None = getattr(self.of, "labels_of", None)
+        return self.of.labels[self.rows] if some is None else some(self.rows)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -96,7 +96,10 @@ def load(
                 "pictures is --data.name folder --data.root DIR --data.size 64"
             )
         near = difflib.get_close_matches(name, NAMES, n=2, cutoff=0.4) or NAMES
-        raise ValueError(f"unknown data set {name!r}; did you mean {' or '.join(near)}?")
+        raise ValueError(
+            f"unknown data set {name!r}; did you mean {' or '.join(near)}? One of your own is "
+            "my_module:build_data"
+        )
     if path is not None and name != "npz":
         raise ValueError(
             f"expected path with 'npz' only, got path={path} with {name!r}; "

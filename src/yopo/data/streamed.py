@@ -1,6 +1,7 @@
 """Batches of pictures that are read when their turn comes, ahead of it, by worker processes."""
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from yopo.data.loader import check_batch, share
 from yopo.data.source import Feed, Pictures, Rows
 
 AHEAD = 2  # batches that each worker has ready
+GRACE = 30  # seconds that a worker goes on after SIGTERM, as long as torchrun waits, too
+Turn = tuple[int, Tensor]  # an epoch, and the rows (B,) of a batch
 
 
 class Drawn(NamedTuple):
@@ -34,6 +37,8 @@ class Streamed:
     def __init__(self, pictures: Pictures, feed: Feed) -> None:
         check_batch(len(pictures), batch=feed.batch, rank=feed.rank, world=feed.world)
         self.pictures, self.feed = pictures, feed
+        self._said: set[str] = set()
+        self._idle: _Kept | None = None  # a loader whose workers wait for another epoch
 
     def __len__(self) -> int:
         """Steps in an epoch; the images left over have their turn in another."""
@@ -47,43 +52,92 @@ class Streamed:
         order = torch.randperm(n, generator=generator(f.seed, epoch, "order"))
         numbers = draw(f.augment, n=n, height=height, width=width, seed=f.seed, epoch=epoch)
         shares = [share(step, f.batch, f.rank, f.world) for step in range(start, len(self))]
-        return self._steps(epoch, [order[s] for s in shares], [numbers[s] for s in shares])
+        return self._steps([(epoch, order[s]) for s in shares], [numbers[s] for s in shares])
 
-    def _steps(
-        self, epoch: int, rows: list[Tensor], numbers: list[Tensor]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def _steps(self, turns: list[Turn], numbers: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         f, device = self.feed, self.feed.device
-        batches = DataLoader(
-            _Batches(self.pictures, f.seed, epoch),
-            sampler=rows,
-            batch_size=None,
-            num_workers=min(f.workers, len(rows)),
-            prefetch_factor=AHEAD if f.workers and rows else None,
-            pin_memory=device.type == "cuda",
-            generator=torch.Generator(),  # else the global stream moves
+        (kept, self._idle) = (self._idle or self._kept(), None)
+        kept.turns[:] = turns
+        try:
+            for drawn, row in zip(kept.loader, numbers, strict=True):
+                x, y, notes, wrong = drawn
+                if wrong:
+                    raise ValueError(wrong)
+                for note in notes:
+                    if note not in self._said:
+                        f.say(note)
+                self._said.update(notes)
+                x = apply(f.augment, x.to(device, non_blocking=True), row.to(device))
+                whole = x.dtype == torch.uint8
+                x = x.to(torch.float32).div_(255) if whole else x.to(torch.float32)
+                yield x, y.to(device, torch.int64, non_blocking=True)
+        finally:
+            self._idle = kept
+
+    def _kept(self) -> "_Kept":
+        """A loader that reads the turns that it is told of."""
+        turns: list[Turn] = []
+        workers = min(self.feed.workers, len(self))
+        return _Kept(
+            turns,
+            DataLoader(
+                _Batches(self.pictures, self.feed.seed),
+                sampler=turns,
+                batch_size=None,
+                num_workers=workers,
+                prefetch_factor=AHEAD if workers else None,
+                persistent_workers=workers > 0,
+                worker_init_fn=Deaf(),
+                pin_memory=self.feed.device.type == "cuda",
+                generator=torch.Generator(),  # else the global stream moves
+            ),
         )
-        for drawn, row in zip(batches, numbers, strict=True):
-            x, y, notes, wrong = drawn
-            if wrong:
-                raise ValueError(wrong)
-            for note in notes:
-                f.say(note)
-            x = apply(f.augment, x.to(device, non_blocking=True), row.to(device))
-            x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
-            yield x, y.to(device, torch.int64, non_blocking=True)
+
+
+class _Kept(NamedTuple):
+    """A loader, and the list that it goes through."""
+
+    turns: list[Turn]
+    loader: DataLoader[Drawn]
+
+
+class Deaf:
+    """What a worker begins with: signals are its run's affair, which ends it in its own time.
+
+    Ctrl-C and a closed terminal reach workers as well, and a scheduler sends SIGTERM to all that a
+    job has started: then the run finishes its step and saves, for which it needs them.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None = None) -> None:
+        self.then = then
+
+    def __call__(self, worker: int) -> None:
+        """In the worker."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, _last_orders if hasattr(signal, "alarm") else signal.SIG_DFL)
+        if self.then is not None:
+            self.then(worker)
+
+
+def _last_orders(*_: object) -> None:
+    """It ends after a while, or at once when asked again."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.alarm(GRACE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Batches(Dataset[Drawn]):
-    """What a worker reads of an epoch."""
+    """What a worker reads."""
 
     pictures: Pictures
     seed: int
-    epoch: int
 
-    def __getitem__(self, rows: Tensor) -> Drawn:
+    def __getitem__(self, turn: Turn) -> Drawn:
+        epoch, rows = turn
         try:
-            return drawn(self.pictures, rows, self.seed, self.epoch)
+            return drawn(self.pictures, rows, self.seed, epoch)
         except ValueError as error:  # its traceback in a worker would hide the sentence
             nothing = torch.empty(0)
             return Drawn(nothing, nothing, wrong=str(error))

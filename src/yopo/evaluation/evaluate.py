@@ -22,7 +22,7 @@ from yopo.core.checks import (
 )
 from yopo.core.digest import values_digest, weights_digest
 from yopo.core.frozen import Frozen, eval_mode
-from yopo.core.parallel import on_gathered
+from yopo.core.parallel import on_gathered, own_passes
 from yopo.core.propagation import no_logits
 from yopo.core.threat import Threat
 from yopo.evaluation.card import norm, provenance, settings
@@ -33,13 +33,14 @@ from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Data, Outcome, Tell, run
 from yopo.evaluation.warnings import SAMPLE, Suspicion, after, before
 
-Batches = Iterable[Sequence[Tensor]]
+_Batches = Iterable[Sequence[Tensor]]
 
 
 @on_gathered
+@own_passes()
 def evaluate(
     model: nn.Module,
-    data: Batches | tuple[Tensor, Tensor],
+    data: _Batches | tuple[Tensor, Tensor],
     threat: Threat,
     attacks: str | Sequence[str | Own] = ("clean", "pgd-20"),
     *,
@@ -128,7 +129,7 @@ def _facts(
     }
 
 
-def gather(data: Batches | tuple[Tensor, Tensor], samples: int | None) -> tuple[Tensor, Tensor]:
+def gather(data: _Batches | tuple[Tensor, Tensor], samples: int | None) -> tuple[Tensor, Tensor]:
     """The first `samples` images (N, ...) and labels (N,), or all."""
     if samples is not None:
         check_at_least("samples", samples, 1)

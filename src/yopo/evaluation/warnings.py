@@ -103,11 +103,12 @@ def _probes(model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Iterator[
         entropies = withstands(f, x, y, threat, one_step=False, loss=entropy)
         yield from _weaker("cross-entropy-weaker", many, entropies)
     if isinstance(threat, Linf | L2):
-        kind = type(threat)
-        if kind is L2 or 2 * threat.eps <= 1:  # the range of pixels
-            double = withstands(f, x, y, kind(2 * threat.eps), one_step=False)
+        linf, twice = isinstance(threat, Linf), 2 * threat.eps
+        if not linf or twice <= 1:  # the range of pixels
+            double = withstands(f, x, y, threat.resized(twice, twice / 4), one_step=False)
             yield from _weaker("weaker-with-eps", many, double)
-        yield from _unbounded(model, x, y, kind(1.0 if kind is Linf else x[0].numel() ** 0.5))
+        whole = 1.0 if linf else x[0].numel() ** 0.5
+        yield from _unbounded(model, x, y, threat.resized(whole, whole / 4))
 
 
 def _training_mode(model: nn.Module) -> Iterator[Suspicion]:

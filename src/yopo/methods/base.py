@@ -32,7 +32,7 @@ from yopo.core.frozen import (
 )
 from yopo.core.handed import put_aside
 from yopo.core.losses import Loss
-from yopo.core.parallel import parallel
+from yopo.core.parallel import own_passes, parallel, training_step
 from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
 
@@ -98,7 +98,7 @@ class Method(ABC):
         watch(self.model)
         with uncached():
             checked = self._checked(x, y, eta)
-            with all_or_nothing(self.model):
+            with training_step(type(self).__name__), all_or_nothing(self.model):
                 return self._run(*checked)
 
     def __call__(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Tensor:
@@ -119,7 +119,7 @@ class Method(ABC):
             )
         watch(self.model, handed=True)
         self.last = None  # its tensors make room for the next
-        with uncached(), put_aside(self.model, self._trained()) as aside:
+        with uncached(), own_passes(), put_aside(self.model, self._trained()) as aside:
             self.last = self._run(*self._checked(x, y, eta))
         return aside.handed(self.last.loss)
 
@@ -140,6 +140,7 @@ class Method(ABC):
             eta = eta.detach().to(x.dtype)
         return plain(x), plain(y if y.is_floating_point() else y.long()), eta
 
+    @own_passes()
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check a batch, and study the network on it if this is the first; trains nothing."""
         if torch.is_inference_mode_enabled():
@@ -178,7 +179,8 @@ class Method(ABC):
 
     def run(self, x: Tensor, y: Tensor) -> Step:
         """As `backward`, but x and y are not checked, and .grad holds half of it after an error."""
-        return self._run(x, y, None)
+        with training_step(type(self).__name__):
+            return self._run(x, y, None)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What it carries from batch to batch, by name: tensors (B, ...), one row an image."""

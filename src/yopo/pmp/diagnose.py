@@ -17,6 +17,7 @@ from yopo.attacks.steps import step_size
 from yopo.core.checks import check_at_least, check_attack, check_threat
 from yopo.core.first_layer import cut_names
 from yopo.core.frozen import eval_mode, untouched
+from yopo.core.parallel import own_passes
 from yopo.core.propagation import ATTACK_ONLY, FULL
 from yopo.core.threat import L2, Linf, Threat
 from yopo.pmp.adversary import FirstLayer, descend, lbfgs_argmin, linear_argmin
@@ -73,6 +74,7 @@ class Diagnosis:
         return asdict(self)
 
 
+@own_passes()
 def diagnose(
     model: nn.Module,
     x: Tensor,

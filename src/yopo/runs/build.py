@@ -2,11 +2,8 @@
 
 import difflib
 import importlib
-import inspect
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +12,9 @@ from torch.optim import Optimizer
 
 import yopo
 from yopo.core.frozen import forked_rng
-from yopo.data import Arrays, load
+from yopo.data import Arrays, Sources, load
 from yopo.methods.registry import ENTRIES
+from yopo.runs import own
 from yopo.runs.sections import DataConfig, L2Config, LinfConfig, ModelConfig
 from yopo.runs.settings import Config
 
@@ -30,10 +28,34 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 SIZED = ("smallcnn", "fitted")  # they are built for images of one size
 
 
-def build_data(config: DataConfig) -> Arrays:
+def build_data(config: DataConfig) -> Arrays | Sources:
     """The data set of a configuration."""
     c = config
+    if ":" in c.name:
+        return _own_data(c)
+    if c.options:
+        raise ValueError(
+            f"data.options are arguments of a build_data of your own, and {c.name} has none; "
+            f"leave out {', '.join(f'--data.options.{name}' for name in c.options)}"
+        )
     return load(c.name, root=c.root, path=c.path, size=c.size, skip_broken=c.skip_broken)
+
+
+def _own_data(c: DataConfig) -> Arrays | Sources:
+    """Call the user's function; root, path and size are arguments of it as any other."""
+    build = own.find("data.name", c.name, "yopo.data.Sources")
+    given = {name: getattr(c, name) for name in ("root", "path", "size")}
+    options = c.options | {name: value for name, value in given.items() if value is not None}
+    if c.skip_broken:
+        options["skip_broken"] = True
+    own.check_fits("data.options", c.name, build, **options)
+    data = build(**options)
+    if not isinstance(data, Arrays | Sources):
+        raise ValueError(
+            f"expected {c.name} to return yopo.data.Sources, or yopo.data.Arrays, got "
+            f"{type(data).__name__}"
+        )
+    return data
 
 
 def build_threat(config: LinfConfig | L2Config, part: float = 1.0) -> yopo.Linf | yopo.L2:
@@ -100,7 +122,7 @@ def build_network(config: ModelConfig, classes: int, channels: int, side: int) -
         options = {"channels": channels, **config.options}
         if config.name in SIZED:
             options.setdefault("size", side)
-        _fits(config.name, NETWORKS[config.name], classes, **options)
+        own.check_fits("model.options", config.name, NETWORKS[config.name], classes, **options)
         try:
             return NETWORKS[config.name](classes, **options)
         except TypeError as error:
@@ -132,45 +154,17 @@ def build_network(config: ModelConfig, classes: int, channels: int, side: int) -
 
 def _own(config: ModelConfig, classes: int) -> nn.Module:
     """Call the user's function; it is told the number of classes if it asks for it."""
-    module, _, function = config.name.partition(":")
-    is_file = "/" in module or module.startswith(".") or module.endswith(".py")
-    if is_file or not (module and function):
-        raise ValueError(
-            "expected model.name as my_module:build_model, for a file my_module.py in this folder "
-            f"with a function build_model, got {config.name!r}"
-        )
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        build = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"model.name {config.name!r} does not import: {error}; "
-            f"expected a file {module}.py in this folder with a function {function}"
-        ) from None
-    if not callable(build):
-        raise ValueError(
-            f"expected {config.name} to be a function that returns a torch.nn.Module, "
-            f"got {type(build).__name__}"
-        )
+    build = own.find("model.name", config.name, "a torch.nn.Module")
     options = dict(config.options)
-    if "classes" in inspect.signature(build).parameters:
+    if own.takes(build, "classes"):
         options.setdefault("classes", classes)
-    _fits(config.name, build, **options)
+    own.check_fits("model.options", config.name, build, **options)
     net = build(**options)
     if not isinstance(net, nn.Module):
         raise ValueError(
             f"expected {config.name} to return a torch.nn.Module, got {type(net).__name__}"
         )
     return net
-
-
-def _fits(name: str, build: Callable[..., object], *args: object, **options: object) -> None:
-    """Refuse options that the function does not take; what goes wrong inside it is its own."""
-    try:
-        inspect.signature(build).bind(*args, **options)
-    except TypeError as error:
-        raise ValueError(f"model.options do not fit {name}: {error}") from None
 
 
 def build_optimizer(config: Config, model: nn.Module) -> Optimizer:

@@ -1,5 +1,6 @@
 """Several processes: who am I, and what they tell each other; gradients are exchange.py's."""
 
+import json
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from yopo.core.files import parse_json
 from yopo.core.parallel import in_group
 
 
@@ -54,6 +56,21 @@ def gathered(tensor: Tensor) -> list[Tensor]:
     parts = [torch.empty_like(there) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, there)
     return [part.cpu() for part in parts]
+
+
+def told_to_all(value: Any) -> list[Any]:  # noqa: ANN401
+    """Every process's value for JSON, in their order."""
+    if not in_group():
+        return [value]
+    text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = [int(size) for size in gathered(torch.tensor([len(text)]))]
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded[: len(text)] = text
+    parts = gathered(padded)
+    return [
+        parse_json(bytes(part[:size].tolist()).decode(), "a state", nan=True)
+        for part, size in zip(parts, sizes, strict=True)
+    ]
 
 
 def from_first(values: list[float]) -> list[float]:

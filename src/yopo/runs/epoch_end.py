@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-import yopo
 from yopo.core.parallel import gathered
 from yopo.evaluation.suite import Tell
 from yopo.runs import distributed
@@ -137,7 +136,7 @@ class EpochEnd:
         p, c = self.progress, self.config
         clean, robust = line["clean"], line["robust"]
         # Natural training has no robustness to lose, or to be chosen by.
-        natural = not isinstance(self.learner.method, yopo.AdversarialMethod)
+        natural = self.learner.method.threat is None
         score, best = (clean, -1.0) if natural else (robust, p.healthiest)
         if p.epoch < c.eps_warmup:  # trained against less than it is measured with
             best = -1.0

@@ -4,6 +4,8 @@ import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from inspect import isroutine
 from typing import cast
 
 import torch
@@ -19,13 +21,13 @@ from yopo.runs.measure import commonest
 from yopo.runs.sections import DataConfig, ModelConfig
 from yopo.runs.settings import Config
 
-SAMPLE = 512  # images by which a network normalises, where not all are in memory
+SAMPLE = 64  # images by which a network normalises, where not all are in memory
 MOST = 16  # processes that decode, by default
 FEW = 200  # held-out images for the guard, in epochs without a full evaluation
 DataSet = Arrays | Sources
 
 
-@dataclass(slots=True)
+@dataclass
 class Images:
     """A data set as a run uses it."""
 
@@ -33,10 +35,15 @@ class Images:
     many: int | None  # to train on, if that is known before
     held: Pictures  # not trained on: the best weights are chosen by them
     test: Pictures  # looked at once, at the end
-    chance: float  # what always giving the same answer has on the held-out images
     classes: int
     digest: str  # SHA-256 of the whole training set, or of what tells it from another
     test_digest: Callable[[], str]
+
+    @cached_property
+    def chance(self) -> float:
+        """What always giving the same answer has on the held-out images."""
+        y = self.held.labels
+        return max(commonest(part) for part in (y, y[:FEW]))
 
 
 def look(data: DataSet, model: ModelConfig) -> Tensor:  # (N, C, H, W) uint8
@@ -69,6 +76,7 @@ def to_train_on(data: DataSet, config: Config) -> int | None:
 
 def split(data: DataSet, config: Config) -> Images:
     """Hold images out of the training set, drawn with the run's seed."""
+    _check_heeded(data, config.data)
     if isinstance(data, Sources):
         return _of_sources(data, config)
     sha = hashlib.sha256(repr(tuple(data.x_train.shape)).encode())
@@ -98,11 +106,27 @@ def split(data: DataSet, config: Config) -> Images:
         many=len(rest),
         held=kept,
         test=test,
-        chance=_chance(kept),
         classes=len(data.names),
         digest=sha.hexdigest(),
         test_digest=lambda: values_digest(test.x, test.labels),
     )
+
+
+def _check_heeded(data: DataSet, c: DataConfig) -> None:
+    """Refuse settings that these data would not heed."""
+    if isinstance(data, Arrays) and c.workers is not None:
+        raise ValueError(
+            f"data.workers decode images that are read when their turn comes, and those of {c.name}"
+            " are in memory; leave it out"
+        )
+    if isinstance(data, Arrays) or can_read(data.train) or isroutine(data.train):
+        return
+    given = {"crop": c.crop, "flip": c.flip, "cutout": c.cutout, "workers": c.workers or 0}
+    if unheard := [f"--data.{name}" for name, value in given.items() if value]:
+        raise ValueError(
+            f"the training batches of {c.name} come from a source that makes them itself, and "
+            f"would not heed {', '.join(unheard)}; leave that out, or let the source do it"
+        )
 
 
 def _of_sources(data: Sources, config: Config) -> Images:
@@ -116,7 +140,6 @@ def _of_sources(data: Sources, config: Config) -> Images:
         many=to_train_on(data, config),
         held=held,
         test=data.test,
-        chance=_chance(held),
         classes=len(data.names),
         digest=values_digest("identity", data.identity),
         test_digest=lambda: values_digest("identity", data.identity, data.test.labels),
@@ -156,7 +179,3 @@ def workers(config: DataConfig) -> int:
         return config.workers
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(1, min(MOST, (cores or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-
-
-def _chance(held: Pictures) -> float:
-    return max(commonest(y) for y in (held.labels, held.labels[:FEW]))

@@ -12,6 +12,7 @@ import torch
 from yopo.core import tensor_files
 from yopo.core.parallel import in_group
 from yopo.core.tensor_files import Tensors
+from yopo.data.source import Source
 from yopo.runs import distributed, state
 from yopo.runs.folder import BEST, STATE, RunFolder
 from yopo.runs.learner import Learner
@@ -35,9 +36,16 @@ class Keeper:
     """
 
     def __init__(
-        self, config: Config, learner: Learner, files: RunFolder, progress: Progress, data: str
+        self,
+        config: Config,
+        learner: Learner,
+        files: RunFolder,
+        progress: Progress,
+        data: str,
+        source: Source,
     ) -> None:
         self.config, self.learner, self.files, self.progress = config, learner, files, progress
+        self.source = source  # of training batches; it may know where it is
         self.identity: Tree = what_counts(config) | {"training data": data}
         self.good: tuple[Tensors, dict[str, Any]] | None = None
         self.best: Tensors | None = None
@@ -77,6 +85,8 @@ class Keeper:
         values: dict[str, Any] = {"progress": asdict(p), "config": self.identity}
         values["sums"] = [one.tolist() for one in distributed.gathered(sums)]
         values |= {"metrics": self.files.lines, "batch": self.learner.batch}
+        if hasattr(self.source, "state") and p.step:  # an epoch begins anew
+            values["source"] = distributed.told_to_all(self.source.state())
         good = None
         if p.step == 0 and self.good is not None:  # this is the good one
             mine = self.good[0]
@@ -203,6 +213,7 @@ class Keeper:
         p.loss_sum, p.right = sums[learner.rank]
         begins = p.step == 0
         self._in_steps_of(values.get("batch", self.config.batch), p)
+        self._put_back_source(values.get("source"))
         self.progress.become(p)
         self.files.lines = values.get("metrics")
         if begins:
@@ -213,6 +224,20 @@ class Keeper:
             self.watch.say(f"{out} holds no state that a collapse in this epoch can go back to")
         self._take_best(newest.best)
         return True
+
+    def _put_back_source(self, states: Any) -> None:  # noqa: ANN401
+        """Let the training data go on where they were, in this epoch."""
+        put_back = getattr(self.source, "restore", None)
+        if not isinstance(states, list) or put_back is None:
+            return
+        if len(states) != self.learner.world:
+            self.watch.say(
+                f"where the training data were is known for {len(states)} processes, not for "
+                f"{self.learner.world}: the rest of this epoch may not be exactly what it would "
+                "have been"
+            )
+        elif (state := states[self.learner.rank]) is not None and (said := put_back(state)):
+            self.watch.say(said)
 
     def _in_steps_of(self, before: int, p: Progress) -> None:
         """Count the epoch's steps in batches of now, where other processes shared other batches.

@@ -167,7 +167,7 @@ class Learner:
                 return self.engine.add(x, y, part=part)
             p.updates += 1
             return self.engine.step(x, y, part=part, updates=p.updates - 1)
-        if c.eps_warmup and isinstance(self.method, yopo.AdversarialMethod):
+        if c.eps_warmup and self.method.threat is not None:
             self.method.threat = build_threat(c.threat, part * c.train_eps)
         half = torch.autocast(self.device.type, torch.bfloat16, enabled=c.precision == "bf16")
         with half, unexchanged(self.trained, not last):

@@ -66,5 +66,10 @@ def classify(net: "nn.Module", picture: Path, top: int = 3) -> Answer:
     parameter = next(net.parameters())
     with torch.no_grad():
         confidence = net(x.to(parameter) / 255)[0].softmax(0)
+    if not confidence.isfinite().all():
+        raise ValueError(
+            f"the network's answer to {picture} is not finite: its weights are broken; take the "
+            "others of the run (--weights last or best), or train it again"
+        )
     order = confidence.argsort(descending=True)[:top].tolist()
     return [(str(names[i]), float(confidence[i])) for i in order]

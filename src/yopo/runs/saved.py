@@ -29,7 +29,8 @@ class Saved:
 
     config: Config
     weights: Path
-    trusted: bool
+    trusted: bool  # the network's
+    trusted_data: bool = False
 
 
 def find(
@@ -43,7 +44,7 @@ def find(
 ) -> Saved:
     """The network in a run folder or a weights file, if it may be built.
 
-    which: "best" or "last", of a run folder. trust: build what the run names, whatever it is;
+    which: "best" or "last", of a run folder. trust: build what the run names, its data as well;
     model_name: the same for one network, my_module:build_model, that the user knows. data_root,
     data_path: where the run's data are now.
     """
@@ -58,7 +59,7 @@ def find(
             "out, or check the run"
         )
     own = model_name is not None and not name.startswith("timm:")
-    saved = Saved(config, weights, trusted=trust or own)
+    saved = Saved(config, weights, trusted=trust or own, trusted_data=trust)
     if not saved.trusted:
         strangers.check(config.model)
     return saved
@@ -88,6 +89,8 @@ def _find(path: Path, which: str | None) -> tuple[Config, Path]:
 def load_data(saved: Saved) -> DataSet:
     """The data that the run was trained on."""
     d = saved.config.data
+    if not saved.trusted_data:
+        strangers.check_data(d)
     named = [p for p in (d.root, d.path) if p]
     if not saved.trusted and any(str(p)[:2] in ("//", "\\\\") for p in named):
         raise ValueError(

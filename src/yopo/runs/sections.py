@@ -185,7 +185,10 @@ ThreatConfig = Annotated[LinfConfig | L2Config, Field(discriminator="name")]
 class DataConfig(Section):
     """Images and what is done to them."""
 
-    name: Words = Field("mnist-subset", description="mnist-subset, mnist, cifar10, npz or folder")
+    name: Words = Field(
+        "mnist-subset",
+        description="mnist-subset, mnist, cifar10, npz, folder, or my_module:build_data",
+    )
     root: Place | None = Field(None, description="folder with the data (mnist, cifar10, folder)")
     path: Place | None = Field(None, description="file with the data (npz)")
     size: FromOne | None = Field(None, description="side that images of a folder are brought to")

@@ -13,6 +13,9 @@ from yopo.core.tensor_files import Tensors
 from yopo.engine.ema import EMA
 from yopo.runs import distributed
 
+CARRIED = "method."  # begins the names of what the method carries
+OWN = ("model.", "hidden.", "ema.", "ema-hidden.", "optimizer.", "rank-")  # those of the rest
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -32,7 +35,7 @@ class Snapshot:
             tensors |= {f"ema-hidden.{k}": v for k, v in _hidden(self.ema.model).items()}
         for i, p in enumerate(self._parameters()):
             tensors |= {f"optimizer.{i}.{k}": v for k, v in self._state(p).items()}
-        return tensors | {f"{self._carried}{k}": v for k, v in self.method.state_dict().items()}
+        return tensors | {f"{CARRIED}{k}": v for k, v in self.method.state_dict().items()}
 
     def copy(self, room: Tensors | None = None) -> Tensors:
         """The same, in memory of its own: in `room`, where that has it from before.
@@ -54,7 +57,7 @@ class Snapshot:
 
         Of tensors in parts each process looks at its own.
         """
-        mine = {k: t for k, t in self.take().items() if not k.startswith(self._carried)}
+        mine = {k: t for k, t in self.take().items() if not k.startswith(CARRIED)}
         parts = [part(t) for t in mine.values() if t.is_floating_point()]
         finite = all(bool(t.isfinite().all()) for t in parts)
         if not self.is_sharded:
@@ -88,7 +91,7 @@ class Snapshot:
         if not in_group():
             return tensors
         whole = dict(tensors)
-        for key in (k for k in tensors if k.startswith(self._carried)):
+        for key in (k for k in tensors if k.startswith(CARRIED)):
             whole[key] = torch.cat(distributed.gathered(tensors[key]))
         buffers = {f"model.{k}" for k, _ in self.model.named_buffers()}
         for key in (k for k in tensors if k in buffers or k.startswith("hidden.")):
@@ -103,9 +106,10 @@ class Snapshot:
 
         What the method carries for each image starts anew where it cannot be shared out evenly.
         """
+        tensors = {self._named(k): v for k, v in tensors.items()}
         shared = {k: v for k, v in tensors.items() if not k.startswith("rank-")}
         mine = {k: tensors.get(f"rank-{rank}.{k}", v) for k, v in shared.items()}
-        carried = {k: v for k, v in mine.items() if k.startswith(self._carried)}
+        carried = {k: v for k, v in mine.items() if k.startswith(CARRIED)}
         even = {k: v.chunk(world)[rank] for k, v in carried.items() if len(v) % world == 0}
         return {k: v for k, v in mine.items() if k not in carried} | even
 
@@ -136,13 +140,14 @@ class Snapshot:
                     value.clone() if name == "step" else torch.empty_like(p).copy_(value)
                 )
         device = next(self.model.parameters()).device
-        carried = {k: v.to(device, copy=True) for k, v in named(self._carried).items()}
+        carried = {k: v.to(device, copy=True) for k, v in named(CARRIED).items()}
         self.method.load_state_dict(carried)
 
-    @property
-    def _carried(self) -> str:
-        """How the names begin of what the method carries: "free."."""
-        return f"{type(self.method).__name__.lower()}."
+    def _named(self, key: str) -> str:
+        """The name of a tensor now; earlier versions named what Free carries "free.eta"."""
+        old = f"{type(self.method).__name__.lower()}."
+        taken = key.startswith(OWN) or not key.startswith(old)
+        return key if taken else CARRIED + key.removeprefix(old)
 
     def _state(self, p: Tensor) -> dict[str, Tensor]:
         """The optimizer's tensors for a parameter: momentum, Adam's moments and count."""

@@ -1,4 +1,4 @@
-"""Networks that a file names, and not the user: ours and timm's alone, no larger than the file."""
+"""What a file names, and not the user: networks, ours and timm's alone, and data sets of ours."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from yopo.runs.build import NETWORKS, build_model, build_network
-from yopo.runs.sections import ModelConfig
+from yopo.runs.sections import DataConfig, ModelConfig
 
 # timm's names of architectures, with the tag of their training; no hf-hub:, local-dir: or path.
 ARCHITECTURE = re.compile(r"[A-Za-z0-9_]{1,64}(\.[A-Za-z0-9_]{1,64})?")
@@ -56,6 +56,15 @@ def check(config: ModelConfig) -> None:
                 f"{config.name} with {key} = {repr(value)[:60]}",
                 f"expected a number up to {limits[key]:,}, at most {LONGEST} of them, or a word",
             )
+
+
+def check_data(config: DataConfig) -> None:
+    """Refuse data that are none of ours: a function would have to be called for them."""
+    if ":" in config.name:
+        raise ValueError(
+            f"the run names its data {config.name}, which was not imported: a file may name our "
+            "data sets, no code. If you trust it, say --trust"
+        )
 
 
 def build(

@@ -6,6 +6,8 @@ step and process, so a resumed run is the run that was never stopped.
 
 import math
 import time
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -53,6 +55,7 @@ class Trainer:
         self.config, self.progress = config, Progress()
         self.stop = False  # set from a signal handler
         self.learner = Learner(config, data, watcher, device)
+        self._batches: Iterator[tuple[Tensor, Tensor]] | None = None  # of the epoch to come
         first = self.learner.rank == 0
         images = {"classes": list(data.names), "shape": list(data.pictures.shape)}
         self.files = RunFolder(out, watcher, writes=first, images=images)
@@ -69,7 +72,9 @@ class Trainer:
                 say=watcher.say,
             )
         )
-        self.keeper = Keeper(config, self.learner, self.files, self.progress, self.images.digest)
+        self.keeper = Keeper(
+            config, self.learner, self.files, self.progress, self.images.digest, self.loader
+        )
         self.epoch_end = EpochEnd(
             config, self.learner, self.images, self.files, self.keeper, self._tell
         )
@@ -130,7 +135,19 @@ class Trainer:
 
     def _warm_up(self) -> None:
         """Study, compile and capture before the clock starts."""
-        self.seconds["warmup_seconds"] += self.learner.warm_up(*next(iter(self.loader.epoch(0))))
+        p = self.progress
+        batches = self.loader.epoch(p.epoch, p.step)
+        first = next(batches, None)
+        if first is None:  # stopped at the end of an epoch; any batch will do
+            first = next(self.loader.epoch(p.epoch))
+        else:
+            self._batches = chain([first], batches)
+        self.seconds["warmup_seconds"] += self.learner.warm_up(*first)
+
+    def _rest(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches from here to the end of the epoch; the first may have been drawn already."""
+        begun, self._batches = self._batches, None
+        return begun or self.loader.epoch(self.progress.epoch, self.progress.step)
 
     def _epoch(self) -> str | None:
         """Train to the end of this epoch; return why it collapsed, if it did."""
@@ -149,7 +166,7 @@ class Trainer:
             p.processor_seconds += time.process_time() - used
             started, used = time.perf_counter(), time.process_time()
 
-        for x, y in self.loader.epoch(p.epoch, p.step):
+        for x, y in self._rest():
             out = self._step(x, y, p.step)
             loss += out.loss
             right += (out.logits.argmax(1) == y).sum()
@@ -185,7 +202,7 @@ class Trainer:
         """Seconds a step, not counting the first, and propagations an epoch; spoils the weights."""
         self._warm_up()
         times, spent = [], 0.0
-        for step, (x, y) in enumerate(self.loader.epoch(0)):
+        for step, (x, y) in enumerate(self._rest()):
             started = time.perf_counter()
             spent = self._step(x, y, step).propagations
             self.learner.wait()

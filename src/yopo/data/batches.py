@@ -1,0 +1,238 @@
+"""Training batches from a loader of the user's own: torch's, torchdata's, webdataset's."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from yopo.core.plain import restored, told
+from yopo.core.random import mix
+from yopo.data.items import pair_of, seed_host, streams_left_alone
+from yopo.data.source import Feed
+from yopo.data.streamed import Deaf
+
+Loads = Iterable[Any]
+
+
+class Batches:
+    """What a loader gives, as a run trains on it: `Sources(train=Batches(loader), ...)`.
+
+    loader: of batches (images, labels) or {"image": ..., "label": ...}, images (B, C, H, W) uint8
+    or floating point in [0, 1]; or a function that makes one of a `Feed`, which says how many
+    images a batch has in this process (`feed.share`), which process it is, and of how many. The
+    loader shuffles, augments and, among several processes, shares out. images: in an epoch, over
+    all processes, where the loader has no length. pair: makes (images, labels) of a batch of
+    another kind.
+
+    An epoch begins anew: samplers, data sets and loaders that have `set_epoch` hear of it, and
+    whatever draws from torch's, Python's or NumPy's own streams finds them seeded by it. Batches
+    that are not full are left out. A loader with `state_dict` (torchdata's StatefulDataLoader)
+    resumes where it was; with any other, the batches before are drawn again and passed over.
+    """
+
+    def __init__(
+        self,
+        loader: Loads | Callable[[Feed], Loads],
+        images: int | None = None,
+        pair: Callable[[Any], tuple[Any, Any]] | None = None,
+    ) -> None:
+        if not (hasattr(loader, "__iter__") or callable(loader)):
+            raise ValueError(
+                "expected a loader of batches, or a function that makes one of a yopo.data.Feed, "
+                f"got {type(loader).__name__}"
+            )
+        self._loader, self._pair, self._given = loader, pair or pair_of, images
+
+    @property
+    def images(self) -> int | None:
+        """Training images, if that is known."""
+        return self._given or _len(getattr(self._loader, "dataset", None))
+
+    def __call__(self, feed: Feed) -> "Opened":
+        """The batches for one process."""
+        is_ready = hasattr(self._loader, "__iter__")
+        loader: Any = self._loader if is_ready else self._loader(feed)  # type: ignore[operator]
+        if not hasattr(loader, "__iter__"):
+            raise ValueError(f"expected a loader of batches, got {type(loader).__name__}")
+        return Opened(loader, self.images, self._pair, feed)
+
+
+class Opened:
+    """A loader's batches in one process."""
+
+    def __init__(
+        self,
+        loader: Any,  # noqa: ANN401
+        images: int | None,
+        pair: Callable[[Any], tuple[Any, Any]],
+        feed: Feed,
+    ) -> None:
+        self.loader, self.pair, self.feed = loader, pair, feed
+        for part in (loader, *_stages(loader)):
+            if isinstance(part, DataLoader):
+                part.worker_init_fn = Deaf(part.worker_init_fn)
+        self._check_shared_out()
+        self.steps = self._steps_in(images)
+        self._at = 0, 0  # epoch, and batches of it that were handed over
+        self._state: tuple[tuple[int, int], Any] | None = None  # of the loader, there
+
+    def __len__(self) -> int:
+        """Steps in an epoch."""
+        return self.steps
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch from step `start` on."""
+        if not 0 <= start <= len(self):
+            raise ValueError(f"expected start from 0 to {len(self)} steps, got {start}")
+        return self._handed(epoch, start)
+
+    def state(self) -> Any:  # noqa: ANN401
+        """Where the loader is in the middle of an epoch, for JSON; None where it cannot say."""
+        if not self._at[1] or not hasattr(self.loader, "state_dict"):
+            return None
+        try:
+            return told({"at": self._at, "loader": self.loader.state_dict()})
+        except ValueError as error:
+            self.feed.say(
+                f"the state of {type(self.loader).__name__} is not kept ({error}): --resume draws "
+                "the batches of the epoch so far again"
+            )
+            return None
+
+    def restore(self, state: Any) -> str:  # noqa: ANN401
+        """Go on there, if that is where the next epoch begins."""
+        kept = restored(state)
+        if not isinstance(kept, dict) or not {"at", "loader"} <= {*kept}:
+            raise ValueError("it has no place in the training data")
+        if not hasattr(self.loader, "load_state_dict"):
+            return "the loader has no load_state_dict any more; earlier batches are drawn again"
+        self._state = kept["at"], kept["loader"]
+        return ""
+
+    def _handed(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        if start == len(self):
+            return
+        first, (state, self._state) = 0, (self._state, None)
+        self._tell(epoch)
+        if state is not None and state[0] == (epoch, start):
+            self.loader.load_state_dict(state[1])
+            first = start
+        batches = self._drawn(epoch, first)
+        for step in range(first, len(self)):
+            x, y = next(batches)
+            if step < start:
+                continue
+            self._at = epoch, step + 1
+            x = x.to(self.feed.device, non_blocking=True)
+            x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
+            yield x, y.to(self.feed.device, torch.int64, non_blocking=True)
+
+    def _drawn(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Full batches without end: a loader that ends before the epoch does begins again."""
+        step, full = first, True
+        while full:
+            full = False
+            with self._streams(epoch, "order"):
+                batches = iter(self.loader)
+            while True:
+                with self._streams(epoch, step):
+                    batch = next(batches, None)
+                if batch is None:
+                    break
+                x, y = (torch.as_tensor(part) for part in self.pair(batch))
+                if len(y) > self.feed.share or x.dim() != 4 or y.shape != x.shape[:1]:
+                    raise ValueError(self._misfit(x, y))
+                if len(y) == self.feed.share:
+                    full, step = True, step + 1
+                    yield x, y
+        raise ValueError(
+            f"the loader gave no batch of {self.feed.share} images, as --batch {self.feed.batch} "
+            f"needs in each of {self.feed.world} processes; give its batch size to --batch"
+        )
+
+    @contextmanager
+    def _streams(self, epoch: int, purpose: object) -> Iterator[None]:
+        """A loader draws by seed, epoch and step, whatever was drawn before."""
+        with streams_left_alone():
+            seed_host(mix(self.feed.seed, epoch, purpose, self.feed.rank))
+            yield
+
+    def _tell(self, epoch: int) -> None:
+        """Say to all that shuffles which epoch it is."""
+        loader = self.loader
+        samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
+        parts = [loader, *samplers, *_stages(loader)]
+        for part in parts:
+            if callable(tell := getattr(part, "set_epoch", None)):
+                tell(epoch)
+            elif type(part).__module__.startswith("webdataset.") and hasattr(part, "epoch"):
+                part.epoch = epoch - 1  # a stage that counts for itself
+        for part in parts:
+            if isinstance(stream := getattr(part, "generator", None), torch.Generator):
+                stream.manual_seed(mix(self.feed.seed, epoch, "generator"))
+
+    def _check_shared_out(self) -> None:
+        """Refuse a loader that gives all processes the same images."""
+        batched = getattr(self.loader, "batch_sampler", None)
+        streams = isinstance(getattr(self.loader, "dataset", None), IterableDataset)
+        if self.feed.world == 1 or streams or not isinstance(batched, BatchSampler):
+            return
+        if not hasattr(batched.sampler, "num_replicas"):
+            raise ValueError(
+                f"each of {self.feed.world} processes would train on the same images; make the "
+                "loader in a function of feed, with sampler=DistributedSampler(dataset, "
+                "feed.world, feed.rank): yopo.data.Batches(function)"
+            )
+
+    def _steps_in(self, images: int | None) -> int:
+        """Full batches of an epoch, the same number in each process."""
+        sampler = getattr(getattr(self.loader, "batch_sampler", None), "sampler", None)
+        if (rows := _len(sampler)) is not None:
+            many = rows // self.feed.share
+        elif images is not None:
+            many = images // self.feed.batch
+        elif (batches := _len(self.loader)) is not None:
+            many = batches
+        else:
+            raise ValueError(
+                "expected images, how many an epoch has, since the loader has no length: "
+                "yopo.data.Batches(loader, images=1_281_167)"
+            )
+        if many < 1:
+            raise ValueError(
+                f"expected at least one batch of {self.feed.share} images in an epoch, got none; "
+                "give a smaller --batch, and the loader's batch size with it"
+            )
+        return many
+
+    def _misfit(self, x: Tensor, y: Tensor) -> str:
+        if x.dim() != 4 or y.shape != x.shape[:1]:
+            return (
+                "expected batches of images (B, C, H, W) and labels (B,), got shapes "
+                f"{tuple(x.shape)} and {tuple(y.shape)}; pair= makes (images, labels) of a batch"
+            )
+        batch = len(y) * self.feed.world
+        return (
+            f"expected batches of {self.feed.share} images in each process, got {len(y)}; give "
+            f"--batch {batch}, or the loader a batch size of {self.feed.share}"
+        )
+
+
+def _stages(part: Any) -> Iterator[Any]:  # noqa: ANN401
+    """Data sets inside a loader, and the stages that webdataset makes them of."""
+    inside = [getattr(part, "dataset", None), *(getattr(part, "pipeline", None) or ())]
+    for stage in inside:
+        if stage is not None and stage is not part:
+            yield stage
+            yield from _stages(stage)
+
+
+def _len(of: Any) -> int | None:  # noqa: ANN401
+    """Its length, if it has one."""
+    try:
+        return len(of)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None

@@ -1,0 +1,170 @@
+"""Loaders of the user's own as training batches: order, skipping, state, and what is refused."""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+
+from tests.data.test_loader import CPU, assert_equal
+from yopo.data import Batches, Feed
+from yopo.data.batches import Opened
+
+SEVEN: Any = 7
+
+
+def feed(**over: Any) -> Feed:
+    return replace(Feed(batch=4, seed=3, device=CPU), **over)
+
+
+class Noisy(TensorDataset):
+    """Labels number the images; what is drawn is in the pixels."""
+
+    def __init__(self, n: int = 18) -> None:
+        super().__init__(torch.zeros(n, 1, 2, 2), torch.arange(n))
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        drawn = float(torch.rand(())) + random.random() + np.random.rand()
+        return torch.full((1, 2, 2), drawn / 3), self.tensors[1][row]
+
+
+def opened(workers: int = 0, **how: Any) -> Opened:
+    loader = DataLoader(Noisy(), 4, shuffle=True, num_workers=workers, **how)
+    return Batches(loader)(feed())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_is_a_function_of_seed_and_epoch_and_its_rest_is_its_rest(workers: int) -> None:
+    made = opened(workers)
+    assert len(made) == 4
+    whole = list(made.epoch(1))
+    assert len({int(i) for _, y in whole for i in y}) == 16  # two are left over, others each time
+    torch.manual_seed(99)
+    random.seed(99)
+    before = torch.get_rng_state(), random.getstate()
+    assert_equal(list(opened(workers).epoch(1, 3)), whole[3:])
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert_equal(list(made.epoch(1)), whole)
+    assert not torch.equal(next(made.epoch(2))[1], whole[0][1])
+    assert not [*made.epoch(1, 4)]
+
+
+def test_a_generator_of_the_loaders_own_is_seeded_too() -> None:
+    def again() -> list[tuple[Tensor, Tensor]]:
+        return list(opened(generator=torch.Generator()).epoch(5))
+
+    assert_equal(again(), again())
+
+
+def test_samplers_hear_of_the_epoch_and_processes_share_the_images() -> None:
+    def make(given: Feed) -> DataLoader[Any]:
+        data = Noisy(16)
+        sampler: Any = DistributedSampler(data, given.world, given.rank)
+        return DataLoader(data, given.share, sampler=sampler)
+
+    both = [Batches(make)(feed(rank=r, world=2)) for r in (0, 1)]
+    seen = [[int(i) for made in both for _, y in made.epoch(e) for i in y] for e in (0, 1)]
+    assert sorted(seen[0]) == sorted(seen[1]) == list(range(16))
+    assert seen[0] != seen[1]
+    with pytest.raises(ValueError, match="each of 2 processes would train on the same images"):
+        Batches(DataLoader(Noisy(), 2))(feed(world=2))
+
+
+class Endless(IterableDataset[Any]):
+    """Without length; 10 images in a pass, and a state of its own."""
+
+    def __init__(self, n: int = 10) -> None:
+        self.n = n
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(self.n):
+            yield {"image": torch.full((1, 2, 2), 255, dtype=torch.uint8), "label": i}
+
+
+def test_a_loader_without_length_needs_images_and_begins_again_when_it_ends() -> None:
+    loader = DataLoader(Endless(), 4)
+    with pytest.raises(ValueError, match="expected images, how many an epoch has"):
+        Batches(loader)(feed())
+    made = Batches(loader, images=20)(feed())
+    assert len(made) == 5
+    batches = list(made.epoch(0))
+    assert [y.tolist() for _, y in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2 + [[0, 1, 2, 3]]
+    assert all(x.dtype == torch.float32 and bool((x == 1).all()) for x, _ in batches)
+    with pytest.raises(ValueError, match="the loader gave no batch of 4 images"):
+        next(Batches(DataLoader(Endless(3), 4), images=8)(feed()).epoch(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Batches(SEVEN), "expected a loader of batches, or a function"),
+        (lambda: Batches(lambda _: SEVEN)(feed()), "expected a loader of batches, got int"),
+        (lambda: Batches(DataLoader(Noisy(3), 4))(feed()), "at least one batch of 4 images"),
+        (
+            lambda: next(Batches(DataLoader(Noisy(), 6), images=18)(feed()).epoch(0)),
+            "expected batches of 4 images in each process, got 6; give --batch 6",
+        ),
+        (
+            lambda: next(Batches([(torch.zeros(4, 2), torch.zeros(4))])(feed()).epoch(0)),
+            r"shapes \(4, 2\) and \(4,\); pair= makes",
+        ),
+    ],
+)
+def test_what_is_no_loader_of_such_batches_is_refused(make: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+class Stateful:
+    """A loader that knows where it is, and does not repeat itself."""
+
+    def __init__(self, odd: Any = 0) -> None:
+        self.at, self.started, self.odd = 0, 0, odd
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[Any]:
+        self.started += 1
+        while self.at < 5:
+            self.at += 1
+            yield torch.zeros(4, 1, 2, 2), torch.full((4,), self.at)
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": torch.tensor(self.at), "odd": self.odd}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = int(state["at"])
+
+
+def test_a_loader_with_a_state_goes_on_without_drawing_again() -> None:
+    said: list[str] = []
+    made = Batches(Stateful())(feed(say=said.append))
+    batches = made.epoch(2)
+    assert made.state() is None
+    next(batches), next(batches)
+    state = json.loads(json.dumps(made.state()))
+    other = Batches(Stateful())(feed())
+    assert other.restore(state) == ""
+    assert [int(y[0]) for _, y in other.epoch(2, 2)] == [3, 4, 5]
+    elsewhere = Batches(Stateful())(feed())
+    elsewhere.restore(state)
+    assert [int(y[0]) for _, y in elsewhere.epoch(2, 3)] == [4, 5]  # passed over, not restored
+    assert "no load_state_dict" in opened().restore(state)
+    with pytest.raises(ValueError, match="no place in the training data"):
+        other.restore({"a": 1})
+    unkept = Batches(Stateful(odd=object()))(feed(say=said.append))
+    next(unkept.epoch(0))
+    assert unkept.state() is None
+    assert said == [
+        "the state of Stateful is not kept (it holds a object): --resume draws the batches of the "
+        "epoch so far again"
+    ]

@@ -1,0 +1,138 @@
+"""docs/frameworks/fabric.md, run by Fabric, against the plain loop."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import yopo
+from tests.conftest import assert_same
+from tests.frameworks.loops import (
+    THREAT,
+    State,
+    alone,
+    by_turns,
+    images,
+    in_several,
+    keeper,
+    loader,
+    network,
+    page,
+    plain,
+    same_bits,
+)
+
+pytest.importorskip("lightning", reason="needs yopo-torch[lightning]")
+pytestmark = pytest.mark.filterwarnings("default")  # Lightning's own
+
+HALF: dict[str, Any] = {"dtype": torch.float32, "autocast": torch.bfloat16}
+
+
+def train(dtype: torch.dtype, size: int, precision: Any, **options: Any) -> State:
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", precision=precision, **options)
+    fabric.launch()
+    torch.set_default_dtype(dtype)
+    net = network(dtype)
+    page("fabric")["train"](fabric, net, loader(size, dtype), THREAT)
+    return dict(net.state_dict())
+
+
+def several(out: Path) -> None:
+    """In each of two processes."""
+    keep, two = keeper(out), {"strategy": "ddp", "devices": 2}
+    keep("64", train(torch.float64, 2, "64-true", **two))
+    keep("bf16", train(torch.float32, 2, "bf16-mixed", **two))
+
+
+def test_one_process() -> None:
+    found = train(torch.float64, 4, "64-true", devices=1)
+    assert_same(found, plain(network(), alone(4)), tol=1e-10)
+
+
+def test_bf16_by_equal_bits() -> None:
+    found = train(torch.float32, 4, "bf16-mixed", devices=1)
+    assert same_bits(found, plain(network(torch.float32), alone(4), **HALF))
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    first, second = in_several(__name__, tmp_path)
+    assert all(same_bits(first[name], second[name]) for name in ("64", "bf16"))
+    assert_same(first["64"], plain(network(), alone(4)), tol=1e-10)
+    assert same_bits(first["bf16"], plain(network(torch.float32), by_turns(2), **HALF))
+
+
+# ---------------------------------------------------------------- backward passes of our own
+
+
+@pytest.fixture
+def mixed() -> Any:
+    """A network that refuses backward passes, and its Fabric."""
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    net = fabric.setup(network(torch.float32))
+    x, y = images(torch.float32).tensors
+    with pytest.raises(RuntimeError, match=r"fabric\.backward"):
+        nn.functional.cross_entropy(net(x), y).backward()
+    net.zero_grad()
+    return net, x, y, fabric
+
+
+def test_the_private_name_is_still_theirs() -> None:
+    import lightning.fabric.wrappers as theirs
+
+    from yopo.core.parallel import IN_BACKWARD
+
+    assert getattr(theirs, IN_BACKWARD) is False
+
+
+def refuses(net: nn.Module, x: Tensor, y: Tensor) -> bool:
+    try:
+        nn.functional.cross_entropy(net(x), y).backward()
+    except RuntimeError as error:
+        return "fabric.backward" in str(error)
+    return False
+
+
+def test_attacks_and_evaluations_are_let_through(mixed: Any) -> None:
+    net, x, y, _ = mixed
+    twin = network(torch.float32)
+    ours = yopo.evaluate(net, (x, y), THREAT, ["pgd-2", "cw"])
+    with torch.autocast("cpu", torch.bfloat16):
+        found = yopo.evaluate(twin, (x, y), THREAT, ["pgd-2", "cw"])
+        assert ours.accuracy == found.accuracy
+        for attack in (yopo.attacks.pgd, yopo.attacks.cw):
+            at = attack(net, x, y, THREAT, steps=3)
+            assert torch.equal(at, attack(twin, x, y, THREAT, steps=3))
+            assert not torch.equal(at, x)
+    assert refuses(net, x, y)  # afterwards as before
+
+
+def test_backward_is_refused_in_a_sentence_of_ours(mixed: Any) -> None:
+    net, x, y, fabric = mixed
+    fabric.backward(nn.functional.cross_entropy(net(x), y))
+    before = [p.grad.clone() for p in net.parameters()]
+    for method in (yopo.YOPO(net, THREAT, m=2), yopo.Natural(net)):
+        with pytest.raises(ValueError, match=r"use loss = method\(x, y\) and fabric\.backward"):
+            method.backward(x, y)
+        after = [p.grad for p in net.parameters()]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pytest.raises(ValueError, match=r"use loss = method\(x, y\) and fabric\.backward"):
+        yopo.Engine(yopo.PGD(net, THREAT, steps=1), optimizer, compile=False).step(x, y)
+
+
+def test_the_flag_is_put_back_after_an_error(mixed: Any) -> None:
+    net, x, y, _ = mixed
+    with pytest.raises(ValueError, match="images in"):
+        yopo.PGD(net, THREAT, steps=1)(x * 255, y)
+    assert refuses(net, x, y)
+    (handle,) = [net.module[4].register_forward_hook(lambda *_: 1 / 0)]
+    with pytest.raises(ZeroDivisionError):
+        yopo.attacks.pgd(net, x, y, THREAT)
+    handle.remove()
+    assert refuses(net, x, y)
