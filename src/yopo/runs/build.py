@@ -26,6 +26,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet50": yopo.models.resnet50,
     "fitted": yopo.models.fitted,
 }
+IMAGENET = [0.485, 0.456, 0.406, 0.229, 0.224, 0.225]  # means, deviations of its pixels
 SIZED = ("smallcnn", "fitted")  # they are built for images of one size
 
 
@@ -34,6 +35,10 @@ def build_data(config: DataConfig) -> Arrays | Sources:
     c = config
     if ":" in c.name:
         return _own_data(c)
+    if c.resize is not None:
+        raise ValueError(
+            "data.resize is for `yopo eval` of a network of someone else's; leave it out"
+        )
     if c.options:
         raise ValueError(
             f"data.options are arguments of a build_data of your own, and {c.name} has none; "
@@ -115,10 +120,19 @@ def build_model(config: ModelConfig, x_train: Tensor, classes: int) -> nn.Module
             "give --data.size 64 for folders of pictures, or --model.name fitted"
         )
     net = build_network(config, classes, channels, min(height, width))
-    if not config.normalize:
+    if config.normalize is False:
         return net
-    pixels = x_train[:: max(1, len(x_train) // 10000)].float() / 255
-    mean, std = pixels.mean((0, 2, 3)).tolist(), pixels.std((0, 2, 3)).clamp(min=1e-3).tolist()
+    if config.normalize is True:
+        pixels = x_train[:: max(1, len(x_train) // 10000)].float() / 255
+        mean, std = pixels.mean((0, 2, 3)).tolist(), pixels.std((0, 2, 3)).clamp(min=1e-3).tolist()
+    else:
+        both = IMAGENET if config.normalize == "imagenet" else list(config.normalize)
+        mean, std = both[: len(both) // 2], both[len(both) // 2 :]
+        if len(mean) != channels:
+            raise ValueError(
+                f"expected model.normalize with {channels} means and {channels} deviations, for "
+                f"images of {channels} channels, got {len(both)} numbers"
+            )
     whole = nn.Sequential()
     whole.add_module("normalize", yopo.Normalize(mean, std))
     whole.add_module("net", net)

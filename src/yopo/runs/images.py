@@ -51,7 +51,7 @@ def look(data: DataSet, model: ModelConfig) -> Tensor:  # (N, C, H, W) uint8
     pictures = data.pictures
     if isinstance(pictures, InMemory):
         return pictures.x
-    many = min(len(pictures), SAMPLE) if model.normalize else 0
+    many = min(len(pictures), SAMPLE) if model.normalize is True else 0
     if not many:
         return torch.empty(0, *pictures.shape, dtype=torch.uint8)
     return pictures.read(torch.arange(many) * len(pictures) // many)

@@ -84,6 +84,15 @@ def _held_out(value: object) -> object:
     return int(many)
 
 
+def _normalization(value: object) -> object:
+    """Let "0.5,0.5,0.5,0.2,0.2,0.2" be six numbers; words that YAML has for true and false, too."""
+    if isinstance(value, str) and "," in value:
+        return _list(value)
+    if isinstance(value, list) and len(value) % 2:
+        raise ValueError("expected as many means as deviations, as 0.5,0.5,0.5,0.2,0.2,0.2")
+    return value
+
+
 def _place(value: object) -> object:
     """A path that a message can name."""
     if len(str(value)) > 1000:
@@ -102,8 +111,18 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
 Names = Annotated[list[Words], BeforeValidator(_list)]
 Keywords = Annotated[dict[str, Any], BeforeValidator(_options)]
-HeldOut = Annotated[int | float, BeforeValidator(_held_out)]
+CountOrShare = Annotated[int | float, BeforeValidator(_held_out)]
 Fit = Annotated[list[Literal["batch", "epochs"]], BeforeValidator(_list)]
+
+
+Normalization = Annotated[
+    bool
+    | Literal["imagenet"]
+    | Annotated[
+        list[Annotated[float, Field(ge=-MOST, le=MOST)]], Field(min_length=2, max_length=6)
+    ],
+    BeforeValidator(_normalization),
+]
 
 
 class Section(BaseModel):
@@ -194,8 +213,16 @@ class DataConfig(Section):
     root: Place | None = Field(None, description="folder with the data (mnist, cifar10, folder)")
     path: Place | None = Field(None, description="file with the data (npz)")
     size: FromOne | None = Field(None, description="side that images of a folder are brought to")
+    resize: FromOne | None = Field(
+        None,
+        description="side to which others' networks have pictures of a folder brought, before "
+        "`size` is cut out; for `yopo eval`",
+    )
+    interpolation: Literal["bilinear", "bicubic"] = Field(
+        "bilinear", description="how they are; for `yopo eval` of others' networks"
+    )
     skip_broken: bool = Field(False, description="leave out pictures that cannot be read (folder)")
-    held_out: HeldOut = Field(
+    held_out: CountOrShare = Field(
         500,
         description="training images kept aside to choose the best weights; below 1, a part of all",
     )
@@ -231,7 +258,11 @@ class ModelConfig(Section):
     options: Keywords = Field(
         default_factory=dict, description="arguments of the network, as --model.options.width 16"
     )
-    normalize: bool = Field(False, description="normalise by the training set's mean and deviation")
+    normalize: Normalization = Field(
+        False,
+        description="normalise by the training set's mean and deviation (true), by imagenet's, or "
+        "by three means and three deviations",
+    )
     channels_last: bool = False
 
 
