@@ -431,9 +431,9 @@ def _refuse_another_end(run: Path, lines: list[dict[str, Any]]) -> None:
         told = read_result(run).get("metrics")
     except (OSError, ValueError):  # said by whoever reads the result
         return
-    if told is not None and told != (found := _summed_up(lines)):
+    if told is not None and told != (there := _summed_up(lines)):
         raise ValueError(
-            f"{run / METRICS} has {found['lines']} lines, and {RESULT} was made of "
+            f"{run / METRICS} has {there['lines']} lines, and {RESULT} was made of "
             f"{told['lines']}, or of others: it was cut off or edited; `train --resume` makes it "
             "again"
         )
