@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from yopo.data.sources import Arrays
-from yopo.runs import keeper
+from yopo.runs import writing
 from yopo.runs.distributed import pick_device
 from yopo.runs.progress import Logged
 from yopo.runs.settings import validate
@@ -60,8 +60,8 @@ def measure(run: Trainer, rounds: int) -> list[dict[str, float]]:
         return time.perf_counter() - began
 
     def save(large: int) -> float:
-        keeper.LARGE = large
-        vars(run.keeper).pop("_writes_beside", None)  # it is looked at once a run
+        writing.LARGE = large
+        vars(run.keeper.writing).pop("is_beside", None)  # it is looked at once a run
         began = time.perf_counter()
         assert run.keeper.save()
         return time.perf_counter() - began
@@ -71,8 +71,9 @@ def measure(run: Trainer, rounds: int) -> list[dict[str, float]]:
         idle = median(step() for _ in range(5))
         at_once = save(NEVER)
         waits, slower, written = save(0), 0.0, time.perf_counter()
-        assert run.keeper._begun is not None
-        while not run.keeper._begun[0].done():
+        begun = run.keeper.writing._begun
+        assert begun is not None
+        while not begun[0].done():
             slower += step() - idle
         written = time.perf_counter() - written
         assert run.keeper.settle()

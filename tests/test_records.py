@@ -8,16 +8,24 @@ from pathlib import Path
 import pytest
 
 from tests.paper.test_reproduce import put
+from tools.front_page import COLOURS, FAST
 from tools.reproduction_page import RECIPES, texts
+from yopo.evaluation.result import wilson
+from yopo.methods.registry import ENTRIES
 from yopo.paper.reproduction import TABLES, folder
+from yopo.report import curves
+from yopo.report.curves import PALETTE
 from yopo.report.groups import FREE
+from yopo.report.headline import headline
 from yopo.report.records import read_runs
+from yopo.runs.api import method_configs
 from yopo.runs.folder import read_config, read_result
 from yopo.runs.overlay import Tree
 from yopo.runs.recipes import REACHED, recipe
 from yopo.runs.settings import validate
 
 ROOT = Path(__file__).parent.parent
+DEMO = ("natural", "pgd-10", "yopo-3-5")
 
 
 def said(name: str) -> str:
@@ -55,7 +63,7 @@ def test_other_peoples_networks() -> None:
 def test_reproduction_is_that_of_the_records() -> None:
     """README, its picture, docs/results.md, docs/reproduction.md, tableN.json: made again."""
     for path, text in texts(ROOT).items():
-        assert path.read_text() == text, f"{path}: run python tools/reproduction_page.py"
+        assert path.read_text() == text, f"{path}: run python -m tools.reproduction_page"
 
 
 def trained(config: Tree) -> Tree:
@@ -206,6 +214,20 @@ def test_the_picture_shows_each_way_to_train() -> None:
             assert f">{method} ({r['epochs']})</text>" in picture
 
 
+def test_our_recipe_has_a_hue_of_its_own_in_the_picture() -> None:
+    """A YOPO with other settings is no method of its own, and in no other's colour."""
+    picture = (ROOT / "docs/accuracy-time.svg").read_text()
+    for shade in (0, 1):
+        colours = {kind: pair[shade] for kind, pair in COLOURS.items()}
+        assert len({*colours.values()}) == len(colours)
+        assert all(f".{kind}{{fill:{colour}" in picture for kind, colour in colours.items())
+    methods = {PALETTE[e.hue] for e in ENTRIES.values() if e.hue is not None}
+    assert {colour for kind, (colour, _) in COLOURS.items() if kind != FAST} < methods
+    assert COLOURS[FAST][0] in {*PALETTE} - methods
+    css = (Path(curves.__file__).parent / "page.css").read_text()
+    assert all(f": {dark};" in css for _, dark in COLOURS.values())
+
+
 def test_what_the_results_say_beside_their_tables() -> None:
     results = said("docs/results.md")
     longer, short = (ROOT / f"records/cifar10-fast-h200/{n}-epochs" for n in (58, 33))
@@ -354,6 +376,47 @@ def test_plain_steps_beside_captured_ones() -> None:
     assert all(2 * each["captured"] < each["plain"] for each in told.values())
 
 
+def test_the_demos_seeds_in_the_list_of_records() -> None:
+    leads, left = [], []
+    for seed in sorted((ROOT / "records/demo-seeds-cpu").iterdir()):
+        natural, pgd, yopo = read_runs([seed / name for name in DEMO])
+        spent = 1.01 * yopo.points[-1]["propagations"]
+        there = [p["robust"] for p in pgd.points if p["propagations"] <= spent]
+        leads.append(100 * (yopo.points[-1]["robust"] - there[-1]))
+        left.append(100 * natural.evaluations["eval.json"]["worst"]["accuracy"])
+    assert len(leads) == 10
+    words = f"({max(left):.2f}% at most), and at equal cost YOPO-3-5 keeps {min(leads):.0f} to "
+    assert f"{words}{max(leads):.0f} points more than PGD-10" in said("records/README.md")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_demos_page_says_the_same_of_every_seed(seed: int) -> None:
+    """Nothing withstands without robust training; at equal cost YOPO keeps more than PGD."""
+    runs = read_runs([ROOT / f"records/demo-seeds-cpu/seed-{seed}/{name}" for name in DEMO])
+    configs = method_configs("demo", DEMO, {"seed": seed})
+    for run, name in zip(runs, DEMO, strict=True):
+        assert run.config["seed"] == seed
+        assert trained(run.config) == trained(configs[name].tree())
+        (found,) = run.evaluations.values()
+        assert list(found["attacks"]) == ["clean", "pgd-40", "cw"]
+        assert found["about"]["images"] == 400
+    _, pgd, yopo = runs
+    told = headline(runs)
+    shares = [e["worst"]["accuracy"] for run in runs for e in run.evaluations.values()]
+    assert shares[0] <= 0.01
+    assert min(shares[1:]) >= 0.7
+    assert f"and {100 * shares[0]:.2f}% of 400 test images once attacked" in told[0]
+    for run, share in zip(runs[1:], shares[1:], strict=True):
+        assert f"{run.method} keeps {100 * share:.2f}% (" in told[1]
+    (equal,) = [s for s in told if s.startswith("At equal cost")]
+    ours = yopo.points[-1]
+    theirs = [p for p in pgd.points if p["propagations"] <= 1.01 * ours["propagations"]][-1]
+    assert f"{yopo.method} keeps {100 * ours['robust']:.2f}% of held-out images" in equal
+    assert f"{pgd.method} {100 * theirs['robust']:.2f}% after" in equal
+    low, _ = wilson(round(ours["robust"] * ours["images"]), ours["images"])
+    assert theirs["robust"] < low, "by more than these images leave to chance"
+
+
 def test_what_the_recipes_promise_was_measured() -> None:
     for name, told in REACHED.items():
         where, _, row = told.where.partition(" ")
@@ -373,9 +436,7 @@ def test_what_the_recipes_promise_was_measured() -> None:
             counts = name != "demo"  # of a CPU the accuracies alone, says records/README.md
             seconds = result["train_seconds"] if counts else None
             devices = {result["environment"]["hardware"]} if counts else {"NVIDIA H200"}
-            config = read_config(run)
-            assert config["epochs"] == recipe(name)["epochs"]
-            assert config["method"].items() >= recipe(name)["method"].items()
+            assert trained(read_config(run)) == trained(recipe(name))
         assert devices == {"NVIDIA H200"}
         assert (told.seconds is None) == (seconds is None)
         assert told.seconds is None or round(seconds) == told.seconds

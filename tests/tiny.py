@@ -20,7 +20,7 @@ import yopo.runs.trainer
 from tests import SEED
 from yopo.__main__ import main
 from yopo.data.sources import Arrays
-from yopo.runs import keeper, state
+from yopo.runs import state, writing
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.settings import Config, validate
 
@@ -96,7 +96,7 @@ def run_until_killed(
     torch.set_num_threads(1)
     yopo.runs.trainer.CHECK_EVERY = 1
     if large:
-        keeper.LARGE = 0
+        writing.LARGE = 0
     watcher = Silent()
 
     def counted(work: Any, most: int) -> Any:

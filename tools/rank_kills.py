@@ -1,9 +1,10 @@
 """Kill one of two processes that train together, and see how the other ends and the run goes on.
 
 The two are forked from this process and speak over gloo; nobody else watches them. After the kill
-the other must end within 60 seconds, by itself and with a sentence. Then the run is resumed, with
-one process or two, and must end; with two, as the run that nobody killed, bit for bit. Every tenth
-pair is started by torchrun and killed at any moment, that of meeting each other included.
+the other must end within 60 seconds, by itself and with a sentence. Then the run is resumed with
+another number of processes, one or three, and must end; and a copy of its folder is resumed with
+two, and must end as the run that nobody killed, bit for bit. Every tenth pair is started by
+torchrun and killed at any moment, that of meeting each other included.
 
 With --exchanges the moments are not drawn: each of the two is killed before and after each of its
 exchanges, one by one, and each run is resumed with one process. One that has not ended in time is
@@ -21,6 +22,7 @@ import json
 import os
 import platform
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +42,8 @@ from tools.ranks import Process, start
 from yopo.core import seals
 from yopo.runs.settings import validate
 
+BATCH = 18  # in equal shares for one, two or three
+OTHERS = (1, 3)  # processes that go on with a run of two
 LONG = 40  # epochs of a run that torchrun starts, which takes its time
 LIMIT = 60.0  # seconds for the other process to end
 PATIENCE = 1800.0  # for a whole run, of two seconds; a busy machine may need many
@@ -172,11 +176,13 @@ def check(found: Found, scenario: Scenario, out: Path, world: int) -> list[str]:
     elif found["killed"] and found["code"] and found["how"] == "forked":  # torchrun may end it
         told = "cannot reach another one" in found["said"]
         wrong += [] if told else [f"the other process ended without our sentence: {found['said']}"]
+    if found["how"] == "forked":
+        copy = shutil.copytree(out, out.with_name(f"{out.name}-two"))
+        wrong += finish(scenario, copy, 2)
+        wrong += differences(outcome(copy), scenario.expected) if not wrong else []
     wrong += finish(scenario, out, world)
     if wrong:
         return wrong
-    if world == 2 and found["how"] == "forked":
-        return differences(outcome(out), scenario.expected)
     lines, torn = seals.read_lines(out / "metrics.jsonl")
     epochs = [line["epoch"] for line in lines if "collapse" not in line]
     expected = [*range(1, LONG + 1)]
@@ -212,18 +218,18 @@ def main() -> None:
 
 
 def at_random(seed: int, folder: Path) -> Iterator[Found]:
-    """One method after the other, killed at any moment, resumed with one process or two."""
+    """One method after the other, killed at any moment, resumed with another number of them."""
     rng, count = random.Random(seed), itertools.count()
     data, scenarios = write_data(folder / "data.npz"), dict[tuple[str, str], Scenario]()
     for tries in itertools.count():
         name, kind = NAMED[tries % len(NAMED)], KINDS[tries // len(NAMED) % len(KINDS)]
-        scenario = scenarios.setdefault((name, kind), Scenario(name, kind, data))
+        scenario = scenarios.setdefault((name, kind), of_two(name, kind, data))
         if not scenario.expected:
             expect(scenario, folder / f"whole-{name}-{KINDS.index(kind)}")
-        out, world = folder / f"run-{tries}", rng.choice([1, 2])
+        out, world = folder / f"run-{tries}", rng.choice(OTHERS)
         if (number := next(count)) % 10 == 9:
             kind = "accumulation, bf16, AdamW"
-            scenario = Scenario(name, kind, data)
+            scenario = of_two(name, kind, data)
             scenario.tree["epochs"] = LONG
             found = kill_one_of_torchrun(scenario, out, rng)
         else:
@@ -238,7 +244,7 @@ def at_random(seed: int, folder: Path) -> Iterator[Found]:
 
 def at_exchanges(name: str, folder: Path) -> Iterator[Found]:
     """Each of the two killed before and after each exchange of a run; resumed with one."""
-    scenario = Scenario(name, KINDS[0], write_data(folder / "data.npz"))
+    scenario = of_two(name, KINDS[0], write_data(folder / "data.npz"))
     expect(scenario, folder / "whole")
     for rank, after in itertools.product((0, 1), (False, True)):
         for number in itertools.count(1):
@@ -248,6 +254,13 @@ def at_exchanges(name: str, folder: Path) -> Iterator[Found]:
                 break  # there are no more exchanges
             found |= {"method": name, "kind": scenario.kind, "resumed_with": 1}
             yield found | {"wrong": check(found, scenario, out, 1)}
+
+
+def of_two(name: str, kind: str, data: Path) -> Scenario:
+    """One whose batch other numbers of processes can share too."""
+    scenario = Scenario(name, kind, data)
+    scenario.tree["batch"] = BATCH
+    return scenario
 
 
 def expect(scenario: Scenario, out: Path) -> None:
@@ -270,13 +283,15 @@ def words(args: argparse.Namespace, kills: list[Found], seconds: float) -> str:
         for kind, times in took.items()
         if times
     )
-    again = [sum(k["resumed_with"] == n for k in kills) for n in (1, 2)]
+    again = [sum(k["resumed_with"] == n for k in kills) for n in OTHERS]
     how = f"--exchanges {args.exchanges}" if args.exchanges else ""
     how = how or f"--runs {args.runs} --seed {args.seed}"
     return (
         f"# {len(kills)} runs of two processes, one of which was killed\n\n"
         f"`python -m tools.rank_kills {how}`: {ended}. "
-        f"{again[0]} were resumed with one process and {again[1]} with two, and ended. "
+        f"{again[0]} were resumed with one process and {again[1]} with three, and ended; a copy of "
+        f"each forked one was resumed with two, and ended as the run that nobody killed, bit for "
+        f"bit. "
         f"{sum(bool(k['wrong']) for k in kills)} went wrong.\n\n"
         f"Commit {git.stdout.strip() or None}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, {platform.machine()}, gloo, one thread each; {seconds:.0f} s in "

@@ -2,7 +2,7 @@
 
 Usage: python tools/keep_runs.py runs/table2 records/reproduction
        yopo reproduce figures --show --out records/reproduction
-       python tools/reproduction_page.py
+       python -m tools.reproduction_page
 Whatever stands between <!-- table1 --> and <!-- /table1 --> is replaced, tableN.json is written
 beside the runs, and the README's picture is drawn. tests/test_records.py does the same, and
 compares.

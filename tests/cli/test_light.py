@@ -1,5 +1,6 @@
 """Help, and what needs no network, answer without torch."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,16 @@ def test_it_loads_no_torch(words: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "loaded:", done.stderr
     assert done.returncode == (2 if "trian" in words else 0)
     assert "trian" not in words or "no command 'trian'; did you mean train?" in done.stderr
+
+
+def test_help_takes_half_a_second_of_the_processor_at_most() -> None:
+    """Its own time, which others do not lengthen; 0.1 s on the machine that it was written on."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "yopo", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "train a network" in done.stdout
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime <= 0.5
 
 
 def test_no_command_makes_up_the_arguments_of_another() -> None:

@@ -1,6 +1,7 @@
 """`yopo`, `yopo ls` and `yopo completion`."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,12 @@ def test_runs_are_listed(
     assert bad[:3] == ["–", "damaged", "–"]
 
 
+@pytest.fixture(scope="module")
+def script() -> str:
+    command = [sys.executable, "-m", "yopo", "completion", "bash"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.parametrize("without", ["clean", "robust"])
 def test_a_line_that_lacks_an_accuracy_is_passed_over(
     without: str,
@@ -88,21 +95,20 @@ def test_a_line_that_lacks_an_accuracy_is_passed_over(
         ("train cifar10-y", "cifar10-yopo-3-5", ["cifar10-yopo-5-3"]),
         ("eval --att", "--attacks", []),
         ("completion z", "zsh", []),
+        ("train demo --epo", "--epochs", []),
+        ("compare demo --method.m", "--method.m", []),
+        ("eval runs/first --epo", "", []),
     ],
 )
-def test_bash_completes(typed: str, last: str, others: list[str], tmp_path: Path) -> None:
-    script = subprocess.run(
-        [sys.executable, "-m", "yopo", "completion", "bash"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+def test_bash_completes(
+    typed: str, last: str, others: list[str], script: str, tmp_path: Path
+) -> None:
     code = f"""{script}
 COMP_WORDS=(yopo {typed}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 )); _yopo
 printf '%s\\n' "${{COMPREPLY[@]}}" """
     bash = [shutil.which("bash") or "bash", "-c", code]
     done = subprocess.run(bash, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.split() == [last, *others]
+    assert done.stdout.splitlines() == [last, *others]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -114,7 +120,20 @@ def test_other_shells_get_the_same_words(
     for name, words in vocabulary().items():
         assert f" {name}" in shown
         assert " ".join(words) in shown
-    assert {*RECIPES, "--resume"} <= {*vocabulary()["train"]}
+    assert {*RECIPES, "--resume", "--epochs", "--method.m"} <= {*vocabulary()["train"]}
+    assert not any("SECTION" in word for words in vocabulary().values() for word in words)
+
+
+@pytest.mark.parametrize("words", [["recipes"], ["train", "--help"], []], ids=" ".join)
+def test_nobody_reads_on(words: list[str]) -> None:
+    """As of `yopo recipes | head -1`, whose other end is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "yopo", *words], stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert done.stderr == ""
 
 
 def test_settings_stand_under_their_method(

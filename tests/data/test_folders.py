@@ -41,6 +41,21 @@ def test_a_folder_of_classes_is_split_by_itself_and_says_so(tmp_path: Path) -> N
     assert "seed 0" in arrays.notes[0]
 
 
+def test_classes_with_few_test_pictures_are_named(tmp_path: Path) -> None:
+    arrays = load("folder", root=write(tmp_path / "few", ("ant", "bee", "cat"), many=12))
+    (said,) = arrays.notes
+    counts = [arrays.y_test.tolist().count(i) for i in range(3)]
+    assert min(counts) < 5
+    for count, name in zip(counts, arrays.names, strict=True):
+        assert (f"{count} of 12 {name}" in said) == (count < 5)
+    assert "what is told of these classes" in said.replace("\n", " ")
+    assert "about a fifth of each class" not in said
+    arrays = load("folder", root=write(tmp_path / "more", ("ant", "bee"), many=200))
+    (said,) = arrays.notes
+    assert said.endswith("about a fifth of each class")
+    assert all(20 <= arrays.y_test.tolist().count(i) < 80 for i in range(2))
+
+
 def test_what_is_added_or_copied_never_moves_a_picture_to_the_test_set(tmp_path: Path) -> None:
     root = write(tmp_path / "photos")
     train, test = both(load("folder", root=root))

@@ -1,14 +1,19 @@
 """Times that compare runs: the median epoch's, and none where the machine was busy."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.reports import Page, write_run
+from yopo.cli import report
 from yopo.evaluation.card import duration
+from yopo.paper.reproduced import summary
+from yopo.paper.words import notes
 from yopo.report.clock import busy, epoch_seconds, undisturbed
+from yopo.report.curves import save_figures
 from yopo.report.headline import headline
 from yopo.report.page import page
 from yopo.report.records import read_runs
@@ -66,6 +71,27 @@ def test_epochs_that_scatter_say_that_the_machine_was_busy(tmp_path: Path, slow:
     assert cells[slow].endswith("the machine was busy: epochs took 8.8 s to 2.6 min")
     assert sum("busy" in cell for cell in cells.values()) == 1
     assert "against time they stand too far right" in found.text
+
+
+def test_a_busy_machine_is_told_in_the_terminal_the_figure_and_the_papers_table(
+    tmp_path: Path,
+) -> None:
+    pgd = timed(write_run(tmp_path / "pgd-5-seed-0", PGD), [10.0] * 7, 3.0)
+    fast = timed(write_run(tmp_path / "yopo-5-10-seed-0"), BUSY, 1.0)
+    runs = read_runs([pgd, fast])
+    told = report.summary(runs)
+    assert [*told.columns[1].cells] == ["70.0 s", "6.4 min (busy)"]
+    assert "busy: epochs took so unlike times" in str(told.caption)
+    assert "busy" not in str(report.summary(runs[:1]).caption)
+    save_figures(runs, tmp_path / "f")
+    for stem, many in (("accuracy-time", 2), ("accuracy-propagations", 0)):
+        drawn = (tmp_path / "f" / f"{stem}.svg").read_text()
+        named = re.findall(r"<!-- (.*?) \(busy machine\), (?:robust|clean) -->", drawn)
+        assert len(named) == many
+    said = notes(summary("table1", tmp_path))
+    words = "The machine was busy, so that the time of training does not count"
+    (note,) = [text for text in said if words in text]
+    assert note == f"yopo-5-10 (seed 0): {words} (epochs took 8.8 s to 2.6 min)."
 
 
 def test_steady_times_that_do_not_fit_the_propagations_are_no_ratio(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from PIL import Image
 
 from tests.cli.test_commands import yopo
 from tests.cli.test_eval import run
-from tests.reports import Page, write_run
+from tests.reports import Page, closer, write_run
 from tests.robust import trained
 from yopo.cli.report import summary
 from yopo.core import tensor_files
@@ -29,6 +29,7 @@ from yopo.paper.tables import paper_table
 from yopo.report import curves
 from yopo.report.headline import headline
 from yopo.report.page import page
+from yopo.report.pictures import Strip
 from yopo.report.records import TIMED, Run, read_runs
 from yopo.report.words import notes
 from yopo.runs.folder import BEST, LAST
@@ -483,7 +484,8 @@ def test_seeds_of_one_setting_share_a_colour_and_a_button(tmp_path: Path) -> Non
     colours = {g.attrib["class"].split()[2] for g in chart.findall("g[@data-run='0']")}
     assert colours == {"c1"}  # YOPO's; PGD has c0, and another YOPO the next that is free
     swatches = [s["class"] for s in found.all("span")]
-    assert swatches[3:] == [f"swatch c{i}" for i in (1, 1, 0, 1, 2, 2)]
+    assert swatches[:3] == swatches[3:6]  # buttons, and the key of the losses
+    assert swatches[6:] == [f"swatch c{i}" for i in (1, 1, 0, 1, 2, 2)]
     curves.save_figures(runs, tmp_path / "f")
     drawn = (tmp_path / "f" / "accuracy-time.svg").read_text()
     words = re.findall(r"<!-- (.*?) -->", drawn)  # what matplotlib writes as outlines
@@ -533,19 +535,6 @@ def test_a_method_has_one_colour(tmp_path: Path) -> None:
         assert f"--c{i}: {colour}" in css
 
 
-def closer(folder: Path, counts: list[list[int]]) -> Path:
-    """The run's evaluation with classes, a confusion and other radii."""
-    found = read(folder, "eval.json")
-    classes = [
-        {"name": f"class {i}", "images": sum(row), "clean": sum(row), "worst": row[i]}
-        for i, row in enumerate(counts)
-    ]
-    radii = {"attack": "pgd-10", "eps": [0.05, 0.1], "accuracy": [0.8, 0.4]}
-    found |= {"classes": classes, "confusion": counts, "radii": radii}
-    (folder / "eval.json").write_text(json.dumps(found))
-    return folder
-
-
 def test_classes_confusion_and_radii_are_those_of_the_file(tmp_path: Path) -> None:
     counts = {"a": [[7, 3, 0], [0, 5, 5], [1, 1, 8]], "b": [[1, 9, 0], [2, 8, 0], [0, 0, 10]]}
     runs = read_runs([closer(write_run(tmp_path / name, PGD), c) for name, c in counts.items()])
@@ -571,8 +560,71 @@ def test_classes_confusion_and_radii_are_those_of_the_file(tmp_path: Path) -> No
     chart, words = drawn
     assert words == "pgd-10 on 1,000 test images, L∞"
     dots = chart["curves"][0]["dots"]
-    assert [dot["tip"].rpartition(", ")[2] for dot in dots[1:]] == ["80.00%", "40.00%"]
+    assert [dot["tip"].rpartition(": ")[2] for dot in dots[1:]] == ["80.00%", "40.00%"]
     assert dots[2]["x"] - dots[0]["x"] == pytest.approx(2 * (dots[1]["x"] - dots[0]["x"]), abs=0.2)
+
+
+def test_a_part_of_few_images_is_a_number(tmp_path: Path) -> None:
+    run = closer(write_run(tmp_path / "a"), [[1, 0, 0], [3, 6, 0], [4, 3, 3]])
+    _, *rows = Page(text := page(read_runs([run]))).tables["classes"]
+    assert {row[0]: row[2] for row in rows} == {
+        "class 0": "1 of 1 clean 1 of 1",
+        "class 1": "6 of 9 clean 9 of 9",
+        "class 2": "30% clean 100%",
+    }
+    assert "a part of so few says little" in text
+    more = closer(write_run(tmp_path / "b"), [[10, 0], [0, 10]])
+    assert "a part of so few says little" not in page(read_runs([more]))
+
+
+def test_seeds_are_a_band_at_every_radius_and_in_every_loss(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / f"a-seed-{seed}", {"seed": seed}) for seed in range(3)]
+    for seed, folder in enumerate(folders):
+        found = read(closer(folder, [[9, 1], [2, 8]]), "eval.json")
+        found["radii"]["accuracy"] = [0.8, 0.4 + 0.1 * seed]
+        (folder / "eval.json").write_text(json.dumps(found))
+        told = [line | {"loss": 1.0 + seed, "rate": 0.1} for line in lines(folder)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in told))
+    other = closer(write_run(tmp_path / "pgd", PGD), [[9, 1], [2, 8]])
+    runs = read_runs([*folders, other])
+    drawn = curves.against_eps(runs)
+    assert drawn is not None
+    seeds, alone = drawn[0]["curves"]
+    assert len(seeds["band"].split()) == 2 * len(seeds["dots"]) == 6
+    assert not alone["band"]
+    words = "a (YOPO-2-2, 3 seeds), pgd-10 at eps 0.1: 50.00% in the mean, 40.00% to 60.00%"
+    assert seeds["dots"][-1]["tip"] == words
+    loss = curves.history(runs, "loss")
+    assert loss is not None
+    (seeds, *_) = loss["curves"]
+    assert len(seeds["band"].split()) == 2 * len(seeds["dots"]) == 8
+    assert seeds["dots"][1]["tip"] == ("a (YOPO-2-2, 3 seeds), epoch 2: loss 2 in the mean, 1 to 3")
+    found = Page(text := page(runs))
+    keys = re.findall(r'(?s)<ul class="key">(.*?)</ul>', text)
+    assert [re.findall(r"swatch (c\d+).*?</span>(.*?)</li>", key) for key in keys] == [
+        [("c1", "a (YOPO-2-2, 3 seeds)"), ("c0", "pgd (PGD-5)")]
+    ] * 2
+    assert len(found.all("ul", **{"class": "key"})) == 2
+    # Seeds whose evaluations differ are no mean.
+    other_attack = read(folders[0], "eval.json")
+    other_attack["radii"]["attack"] = "pgd-5"
+    (folders[0] / "eval.json").write_text(json.dumps(other_attack))
+    drawn = curves.against_eps(read_runs(folders))
+    assert drawn is not None
+    assert [bool(curve["band"]) for curve in drawn[0]["curves"]] == [False, True]
+
+
+def test_an_image_that_was_wrong_already_is_called_so(tmp_path: Path) -> None:
+    (run,) = read_runs([write_run(tmp_path / "a")])
+    black = torch.zeros(3, 1, 4, 4)
+    labels, answers, before = (list(digits) for digits in ("123", "178", "175"))
+    strip = Strip(run, "pgd-40", black, black, labels, answers, before, same=True)
+    captions = re.findall(r"(?s)<figcaption>(\d<br>.*?)</figcaption>", page([run], [strip]))
+    assert [" ".join(re.sub("<.*?>", " ", c).split()) for c in captions] == [
+        "1 still right",
+        "2 wrong even clean: 7",
+        "3 wrong even clean: 5 , attacked: 8",
+    ]
 
 
 def test_runs_of_other_images_do_not_stand_in_one_table_of_classes(tmp_path: Path) -> None:
@@ -611,7 +663,9 @@ def test_the_same_images_stand_together_whatever_the_attack_did(
     same = Page(out.read_text()).text.split("The same images")[1].split("Attack by attack")[0]
     assert "Under pgd-40" in same
     assert 0 < same.count("still right") == held_right < 8
-    assert same.count("read as") == 8 - held_right
+    wrong = (held["same.clean_answers"] != held["same.labels"]).sum().item()
+    assert same.count("wrong even clean") == wrong
+    assert same.count("read as") == 8 - held_right - wrong
 
 
 @pytest.mark.parametrize(

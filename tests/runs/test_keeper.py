@@ -10,7 +10,7 @@ import torch
 import yopo.runs.trainer
 from tests.runs.test_trainer import assert_equal_runs
 from tests.tiny import PATIENCE, Silent, forkserver, run_until_killed, tiny_trainer, wait_until
-from yopo.runs import keeper, state
+from yopo.runs import state, writing
 from yopo.runs.overlay import Tree
 from yopo.runs.progress import StopRequested
 
@@ -24,7 +24,7 @@ RUNS: dict[str, Tree] = {
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "LARGE", 0)
+    monkeypatch.setattr(writing, "LARGE", 0)
     monkeypatch.setattr(yopo.runs.trainer, "CHECK_EVERY", 1)  # a checkpoint after every step
 
 
@@ -46,7 +46,7 @@ def test_a_run_that_saves_beside_its_training_is_the_same_and_goes_on_exactly(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_trainer(tmp_path / "whole", RUNS[name]).run()
-    monkeypatch.setattr(keeper, "LARGE", 0)
+    monkeypatch.setattr(writing, "LARGE", 0)
     monkeypatch.setattr(yopo.runs.trainer, "CHECK_EVERY", 1)
     stops: list[bool] = []
     while True:

@@ -8,15 +8,19 @@ import argparse
 import difflib
 import io
 import logging
+import re
 import sys
 import textwrap
 import traceback
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from yopo import __version__
-from yopo.cli.common import clean
+from yopo.cli.common import Terminal, say, wrapped
+from yopo.cli.log import is_unread, unread_is_no_fault
 
 # Each is a module here, with EXAMPLES, `options`, which adds them to a parser, and `run`, which
 # takes the arguments and what the parser did not know.
@@ -54,12 +58,23 @@ def main() -> None:
     run(*parsed())
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that says with whole words what it did not expect."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say how the command is used, and what is wrong."""
+        self.print_usage(sys.stderr)
+        say(f"{self.prog}: error: {message}", error=True)
+        sys.exit(2)
+
+
+@unread_is_no_fault()
 def parsed() -> Parsed:
     """The command that was typed, its arguments, and what its parser did not know."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that has no ∞ gets a ?
             stream.reconfigure(errors="replace")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="yopo",
         description="Fast adversarial training: train robust networks and compare methods.",
     )
@@ -72,7 +87,7 @@ def parsed() -> Parsed:
     if typed and typed not in COMMANDS:
         near = difflib.get_close_matches(typed, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
-        print(clean(f"yopo: no command {typed!r}; {hint}"), file=sys.stderr)
+        say(f"yopo: no command {typed!r}; {hint}", error=True)
         sys.exit(2)
     chosen = ModuleType("none")
     for name, text in COMMANDS.items():
@@ -84,11 +99,12 @@ def parsed() -> Parsed:
         )
         if name == typed:
             chosen = import_module(f"yopo.cli.{name}")
-            command.epilog = chosen.EXAMPLES
+            command.epilog = _fitted(chosen.EXAMPLES)
             chosen.options(command)
     return chosen, *parser.parse_known_args()
 
 
+@unread_is_no_fault()
 def run(command: ModuleType, args: argparse.Namespace, rest: list[str]) -> None:
     """Run a command; what goes wrong is said in a sentence."""
     log, said = logging.getLogger("yopo"), Said(logging.WARNING)
@@ -99,9 +115,9 @@ def run(command: ModuleType, args: argparse.Namespace, rest: list[str]) -> None:
         if dist is not None and dist.is_available() and dist.is_initialized():  # by torchrun
             dist.destroy_process_group()
     except (ValueError, OSError, RuntimeError, ImportError) as error:
-        if not isinstance(error, OSError) and not _is_ours(error):
+        if is_unread(error) or not (isinstance(error, OSError) or _is_ours(error)):
             raise
-        print(clean(f"yopo: {error}"), file=sys.stderr)
+        say(f"yopo: {error}", error=True)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted; what was saved is kept", file=sys.stderr)
@@ -110,12 +126,25 @@ def run(command: ModuleType, args: argparse.Namespace, rest: list[str]) -> None:
         log.removeHandler(said)
 
 
+def _fitted(examples: str) -> str:
+    """With the sentences under the examples as wide as the terminal; commands are as they are."""
+    console = Terminal()
+    if not console.is_terminal:
+        return examples
+    paragraphs = re.sub(r"(?m)(?<=\w|[.;,])\n(?=[^ \n])", " ", examples)
+    lines = (
+        [line] if line.startswith(" ") else wrapped(line, console.width - 2)
+        for line in paragraphs.split("\n")
+    )
+    return "\n".join(chain(*lines))
+
+
 class Said(logging.Handler):
     """Warnings of the library, as the command line says things."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """A line."""
-        print(clean(f"yopo: {record.getMessage()}"), file=sys.stderr)
+        say(f"yopo: {record.getMessage()}", error=True)
 
 
 def _is_ours(error: Exception) -> bool:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
-from yopo.cli.common import check_drawing, loading, nothing_else
+from yopo.cli.common import Terminal, check_drawing, loading, nothing_else, say
 
 WIDE = 140  # columns of a terminal that the whole table needs
 
@@ -66,7 +65,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     for spec in methods:
         method_tree(spec)  # a typo is found before anything is measured
     torch.backends.cudnn.benchmark = True
-    console = Console(highlight=False, markup=False)
+    console = Terminal()
     with console.status("measuring"):
         timings = bench(
             args.model,
@@ -76,15 +75,15 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
             precision=args.precision,
             with_literal=not args.no_literal,
             options={} if args.width is None else {"width": args.width},
-            say=lambda text: console.print(text, soft_wrap=True),
+            say=console.say,
         )
     console.print(_table(timings.to_json(), narrow=console.width < WIDE))
     if args.json:
         args.json.write_text(json.dumps(timings.to_json(), indent=1) + "\n")
-        print(f"figures: {args.json}")
+        say(f"figures: {args.json}")
     if args.picture:
         draw(timings.to_json(), args.picture)
-        print(f"picture: {args.picture}")
+        say(f"picture: {args.picture}")
 
 
 def _table(values: dict[str, Any], *, narrow: bool = False) -> Table:

@@ -12,10 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+WHOLE = re.compile(r" *(?:pip install \S+|`[^`]*`|\S)+")  # words, and commands to copy
 STEERING = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
 )
@@ -59,13 +61,28 @@ class Terminal(Console):
         return super().render_str(clean(text), **options)
 
     def say(self, text: str) -> None:
-        """Print a line, on a terminal with its breaks between words."""
-        self.print(text, soft_wrap=not self.is_terminal)
+        """Print lines, on a terminal with their breaks between words."""
+        if self.is_terminal:
+            text = "\n".join(wrapped(text, self.width))
+        self.print(text, soft_wrap=True)
 
 
-def say(words: object) -> None:
-    """Print a line in which names from files are names."""
-    print(clean(str(words)))
+def say(words: object, *, error: bool = False) -> None:
+    """Print a line in which names from files are names, on a terminal with whole words."""
+    Terminal(stderr=error).say(str(words))
+
+
+def wrapped(text: str, width: int) -> Iterator[str]:
+    """Lines of whole words; a word or a command that is wider is left to the terminal."""
+    for line in text.split("\n"):
+        indent = "  " if line.startswith("- ") else ""
+        now = ""
+        for piece in WHOLE.findall(line):
+            if now.strip() and cell_len(now + piece) > width:
+                yield now
+                now, piece = indent, piece.lstrip()
+            now += piece
+        yield now
 
 
 def clean(text: str) -> str:
@@ -100,7 +117,7 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def pages() -> Console:
+def pages() -> Terminal:
     """A console for wide tables: where nobody's window sets a width, 160 columns."""
     console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:

@@ -2,13 +2,13 @@
 
 import argparse
 
-from yopo.cli.common import nothing_else
+from yopo.cli.common import loading, nothing_else
 
 EXAMPLES = """examples:
   yopo completion bash > ~/.yopo.bash     then `source ~/.yopo.bash` in ~/.bashrc
   yopo completion zsh > ~/.yopo.zsh       then `source ~/.yopo.zsh` in ~/.zshrc, after compinit
   yopo completion fish > ~/.config/fish/completions/yopo.fish
-Commands, their options, recipes and files are completed."""
+Commands, their options, settings, recipes and files are completed."""
 
 BASH = """_yopo() {
   local word=${COMP_WORDS[COMP_CWORD]} words=""
@@ -58,6 +58,10 @@ def vocabulary() -> dict[str, list[str]]:
     from yopo.cli import COMMANDS
     from yopo.runs.recipes import RECIPES
 
+    with loading():
+        from yopo.runs.settings import fields
+
+    settings = [f"--{name}" for name in dict.fromkeys(name for name, *_ in fields())]
     after = {}
     for name in COMMANDS:
         parser = argparse.ArgumentParser()
@@ -65,6 +69,7 @@ def vocabulary() -> dict[str, list[str]]:
         words = list(RECIPES) if name in ("train", "compare") else []
         for action in parser._actions:
             words += [str(c) for c in action.choices or ()] if not action.option_strings else []
-            words += [w for w in action.option_strings if w.startswith("--") and "SECTION" not in w]
+            own = [word for word in action.option_strings if word.startswith("--")]
+            words += settings if any("SECTION" in word for word in own) else own
         after[name] = words
     return after

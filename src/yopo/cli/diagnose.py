@@ -1,17 +1,19 @@
 """`yopo diagnose`: what the co-states of a trained network say about m, n and the split."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from yopo.cli.common import (
-    Terminal,
     can_draw,
     data_options,
+    fitted,
     loading,
     nothing_else,
+    pages,
     say,
     trust_options,
 )
@@ -32,6 +34,7 @@ DRIFTS = {  # panels, and what each asks
     "gap": "Is there anything left to gain?\n"
     "$H_0 - \\min H_0$, of what it was; 0: a larger n is wasted",
 }
+BESIDE = 52  # columns of the table without those of module names
 Coloured = list[tuple[dict[str, Any], Any]]  # what was seen of a depth, and its colour
 
 
@@ -80,22 +83,33 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
 
 def show(study: dict[str, Any]) -> None:
     """The depths side by side, and the recommendation."""
+    console = pages()
     table = Table(title="places where f0 may end; drift after 5 inner steps with p frozen")
-    names = ("f0 ends at", "affine", "inner step", "cosine", "gain", "H gap", "stops after")
-    for name in names:
-        table.add_column(name, justify="left" if name == "f0 ends at" else "right")
-    for depth in study["depths"]:
+    heads = ("f0 ends at", "affine", "inner step", "cosine", "gain", "H gap", "stops after")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "f0 ends at" else "right")
+    names = [depth["name"] for depth in study["depths"]]
+    short = shortened(names, max(20, console.width - BESIDE))
+    for name, depth in zip(short, study["depths"], strict=True):
         d = depth["drift"]
         stops = "-" if d["stops"] is None else str(d["stops"])
         values = (f"{d[key][5]:.2f}" for key in ("cosine", "gain", "gap"))
         affine = "yes" if depth["affine"] else "no"
-        table.add_row(depth["name"], affine, f"{depth['inner_cost']:.2f}", *values, stops)
-    console = Terminal()
-    console.print(table)
+        table.add_row(name, affine, f"{depth['inner_cost']:.2f}", *values, stops)
+    console.print(fitted(table, console.width))
     best = f"--method.m {study['m']} --method.n {study['n']} --method.first_layer"
-    console.print(f"recommended: {best} {study['first_layer']}")
+    console.print(f"recommended: {best} {study['first_layer']}", soft_wrap=True)
     for line in study["because"]:
-        console.print(f"- {line}", soft_wrap=True)
+        console.say(f"- {line}")
+
+
+def shortened(names: Sequence[str], most: int) -> list[str]:
+    """Names of at most so many letters, cut where they stay apart; as they are, if nowhere."""
+    for head in range(most // 3, most):
+        short = [n if len(n) <= most else f"{n[:head]}…{n[head + 1 - most :]}" for n in names]
+        if len({*short}) == len({*names}):
+            return short
+    return list(names)
 
 
 def draw(study: dict[str, Any], path: Path) -> None:

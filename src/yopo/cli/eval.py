@@ -126,7 +126,7 @@ def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401
             evaluation = evaluate_run(run, attacks, progress=screen.attack, show=show, **how)
     except KeyboardInterrupt:
         command = shlex.join(["yopo", *sys.argv[1:]])
-        screen.say(f"stopped; finished batches are kept. To go on: {command}")
+        screen.say(f"stopped; finished batches are kept. To go on: {command}", words=False)
         sys.exit(130)
     if (aside := evaluation.aside) is not None:
         screen.say(f"the evaluation before, which this one does not cover, is kept as {aside.name}")

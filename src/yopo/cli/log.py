@@ -2,6 +2,7 @@
 
 import io
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -68,3 +69,31 @@ def steady() -> Iterator[None]:
         yield
     finally:
         sys.stdout = before
+
+
+@contextmanager
+def unread_is_no_fault() -> Iterator[None]:
+    """End quietly where nobody reads what is printed any more, as in `| head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError as error:
+        if not is_unread(error):
+            raise
+        _, takes = os.pipe()  # what is left in the buffer goes there: Python flushes it again
+        os.dup2(takes, sys.stdout.fileno())
+        sys.exit(141)  # as a shell says of a command that SIGPIPE ended
+
+
+def is_unread(error: BaseException) -> bool:
+    """Whether an error is that the reader of the standard output is gone."""
+    if not isinstance(error, BrokenPipeError):
+        return False
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, AttributeError):  # a test's, or a system without it
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from yopo.cli.common import nothing_else, say, trust_options
+from yopo.cli.common import loading, nothing_else, say, trust_options
 
 EXAMPLES = """examples:
   yopo predict runs/c10 picture.jpg
@@ -32,7 +32,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     nothing_else(rest)
     if args.top < 1:
         raise ValueError(f"expected --top of at least 1, got {args.top}")
-    from yopo.runs.loading import classify, load
+    with loading():
+        from yopo.runs.loading import classify, load
 
     net = load(
         args.run, args.weights, device=args.device, trust=args.trust, model_name=args.model_name

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     console = pages()
     console.print(fitted(summary(runs), console.width))
     for sentence in headline(runs):
-        console.print(f"- {sentence}", soft_wrap=True)
+        console.say(f"- {sentence}")
     say(f"report: {args.out}")
     if args.figures:
         for path in (drawn := save_figures(runs, args.figures)):
@@ -72,13 +72,14 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
 def summary(runs: "Sequence[Run]") -> Table:
     """Each run's cost and accuracies: a row for each evaluation, or what the training measured."""
     from yopo.evaluation.card import duration
+    from yopo.report.clock import busy
     from yopo.report.words import evaluated_weights
 
     rows: list[tuple[Run, str, dict[str, float]]] = []
     weights = [run.weights(e) for run in runs for e in run.evaluations.values()]
     common = [which for which in ("best", "last") if all(which in w for w in weights)]
     for run in runs:
-        for e in run.evaluations.values():
+        for e in run.ranked:
             about = e["about"]
             which = common[0] if common else evaluated_weights(run, e)
             how = f"{which} weights, {about['images']:,} images, {about['threat']}"
@@ -96,6 +97,8 @@ def summary(runs: "Sequence[Run]") -> Table:
     if "worst case" in attacks:  # after all of them
         attacks["worst case"] = attacks.pop("worst case")
     caption = "training: time spent processing batches, nothing else"
+    if any(busy(run) and not run.shared for run in runs):
+        caption += "; busy: epochs took so unlike times that this one does not compare"
     caption = "\n".join([*ways, caption]) if len(ways) == 1 else caption
     table = Table(caption=caption)
     more = ["measured with"] if len(ways) > 1 else []
@@ -105,7 +108,8 @@ def summary(runs: "Sequence[Run]") -> Table:
     for run, how, shares in rows:
         seconds, cost = run.spent("train_seconds"), run.spent("propagations")
         spent = "–" if seconds is None else duration(seconds)
-        cells = [run.label, f"{spent} (shared)" if run.shared else spent]
+        spent += " (shared)" if run.shared else " (busy)" if busy(run) else ""
+        cells = [run.label, spent]
         cells += ["–" if cost is None else f"{cost:.0f}", *([how] if more else [])]
         cells += [f"{100 * shares[a]:.2f}%" if a in shares else "–" for a in attacks]
         table.add_row(*cells)

@@ -237,7 +237,7 @@ def _print(args: argparse.Namespace, bench: dict[str, Any] | None) -> None:
     console = pages()
     console.print(rich_table(ours))
     for note in (*legend(ours), *notes(ours)):
-        console.print(f"- {note}", soft_wrap=True)
+        console.say(f"- {note}")
     if not args.show:
         text = json.dumps(ours, indent=1, ensure_ascii=False) + "\n"
         files.write_text(args.out / f"{args.what}.json", text)

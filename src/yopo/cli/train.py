@@ -23,6 +23,7 @@ from yopo.cli.training import (
 )
 from yopo.core.words import fraction
 from yopo.runs.folder import read_settings
+from yopo.runs.overlay import Tree
 
 if TYPE_CHECKING:
     from yopo.runs.settings import Config
@@ -46,10 +47,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--settings", action="store_true", help="list every setting and leave")
 
 
-@steady()
-@lost_others_are_named()
 def run(args: argparse.Namespace, rest: list[str]) -> None:
-    """Train one network."""
+    """Train one network, or show what would be trained."""
     if args.settings:
         with loading():
             from yopo.runs.settings import fields
@@ -59,17 +58,27 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     if args.recipe is None:
         raise ValueError("expected a recipe: yopo train RECIPE; `yopo recipes` lists them")
     typed = settings_typed(rest)
-    written = as_written(args.recipe, args.config, typed)
-    if args.out is not None and not args.dry_run:
+    written = as_written(args.recipe, args.config, typed)  # what is misspelt is found at once
+    if args.dry_run:
+        with loading():
+            from yopo.runs.api import configure
+
+        given = read_settings(args.config) if args.config else {}
+        dry_run(configure(args.recipe, given, typed), args.device)
+        return
+    train(args, typed, written)
+
+
+@steady()
+@lost_others_are_named()
+def train(args: argparse.Namespace, typed: Tree, written: Tree) -> None:
+    """Train one network."""
+    if args.out is not None:
         first_line(f"train {args.recipe}", written, args.out)
     with loading():
         from yopo.runs.api import configure, train_run
 
-    given = read_settings(args.config) if args.config else {}
-    config = configure(args.recipe, given, typed)
-    if args.dry_run:
-        dry_run(config, args.device)
-        return
+    config = configure(args.recipe, read_settings(args.config) if args.config else {}, typed)
     if args.out is None:
         raise ValueError("expected a folder for the run: --out DIR")
     name = config.method.name

@@ -1,6 +1,7 @@
 """Folders of pictures as arrays, and which of them are the test set where nobody has said so."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from yopo.data.formats import Bytes, read_picture
 from yopo.data.listing import Listed, Splits, check_classes, left_out
 
 TEST_PART, SPLIT_SEED = 0.2, 0
+FEW, MOST = 5, 5  # test pictures of a class that say little of it; such classes that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,8 @@ def read_folder(
         everything = _read(there.train, size, broken)
         notes = left_out(broken, skip_broken)
         train, test = (everything.rows(chosen) for chosen in split(everything.listed, names))
-        return train, test, names, [*notes, said_of_split(everything.listed, len(test.images))]
+        said = said_of_split(everything.listed, test.listed.labels, names)
+        return train, test, names, [*notes, said]
     train, test = (_read(listed, size, broken) for listed in (there.train, there.test))
     notes = left_out(broken, skip_broken)
     for part in (train, test):
@@ -102,12 +105,23 @@ def split(listed: Listed, names: tuple[str, ...]) -> tuple[list[bool], list[bool
     return [not t for t in test], test
 
 
-def said_of_split(listed: Listed, test: int) -> str:
-    """How it was split."""
+def said_of_split(listed: Listed, test: Sequence[int], names: tuple[str, ...]) -> str:
+    """How it was split, and which classes have too few test pictures to be judged by themselves."""
+    said = (
+        f"{listed.folder} has no train/ and test/: {len(test)} of its {len(listed.files)} pictures "
+        f"are the test set,\ndrawn by their content with seed {SPLIT_SEED}, the same ones in every "
+        "run"
+    )
+    whole, drawn = Counter(listed.labels), Counter(test)
+    counts = [(drawn[i], whole[i], name) for i, name in enumerate(names)]
+    few = sorted(c for c in counts if c[0] < TEST_PART * c[1] / 2 or c[0] < FEW)
+    if not few:
+        return f"{said}, about a fifth of each class"
+    some = ", ".join(f"{n} of {all_} {name}" for n, all_, name in few[:MOST])
+    more = f" and {len(few) - MOST} more classes" if len(few) > MOST else ""
     return (
-        f"{listed.folder} has no train/ and test/: {test} of its {len(listed.files)} pictures "
-        f"are the test set,\ndrawn by their content with seed {SPLIT_SEED}, about a fifth of "
-        "each class, the same ones in every run"
+        f"{said}.\nOf some classes there are few test pictures ({some}{more}); what is told of "
+        "these classes\nalone says little. More pictures, or a test/ of your own, mend that"
     )
 
 

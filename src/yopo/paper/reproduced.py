@@ -9,11 +9,13 @@ from typing import Any
 from yopo.paper.beside import differs
 from yopo.paper.reproduction import CONTROLS, QUICK, TABLES, Reproduction, in_bench
 from yopo.paper.tables import paper, paper_table
+from yopo.report.clock import busy
 from yopo.report.groups import same_hardware, timed
 from yopo.report.records import Run, read_runs
 from yopo.report.words import notes
 
 Summary = dict[str, Any]  # what tableN.json holds
+BUSY = "The machine was busy, so that the time of training does not count"
 OTHER = "Not the table's setting"
 WORST = "worst case"
 
@@ -148,7 +150,8 @@ def _notes(name: str, runs: Sequence[Run]) -> list[str]:
     for run in runs:
         if how := differs(run, paper()["tables"][name]):
             others.setdefault(how, []).append(run.name)
-        for note in notes(run):
+        disturbed = run.result and not run.shared and busy(run)
+        for note in [*notes(run), *([f"{BUSY} ({disturbed})."] if disturbed else [])]:
             noted.setdefault(note, []).append(run.name)
         codes = [w["code"] for e in run.evaluations.values() for w in e["warnings"]]
         for code in dict.fromkeys(codes):

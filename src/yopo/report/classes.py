@@ -8,6 +8,7 @@ from yopo.report.tables import Cell, Table
 
 MOST = 20  # classes in the table
 SIDE, NAMES = 34, 60  # of a matrix's cell; the room for the names of its rows
+FEW = 10  # images, of which a part says little
 LETTERS = 8  # of a class's name in a matrix
 
 
@@ -26,9 +27,11 @@ def table(runs: Sequence[Run]) -> Table | None:
         cells.append([same[0]["name"], f"{same[0]['images']:,}", *map(_cell, same)])
     about = told[0][1]["about"]
     many = f" The {MOST} hardest of {len(rows)} classes." if len(rows) > MOST else ""
+    few = " Of a class with few test images their number stands here: a part of so few says little."
     text = (
         f"The part of a class's test images that withstands all attacks ({about['threat']}), the "
         f"hardest class first; under it the part that is right without an attack.{many}"
+        f"{few if any(same[0]['images'] < FEW for same in rows[:MOST]) else ''}"
     )
     return Table("classes", ["class", "images", *(run.label for run, _ in told)], cells, text)
 
@@ -72,5 +75,7 @@ def _images(e: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _cell(counts: dict[str, int]) -> Cell:
-    worst, clean = (100 * counts[k] / max(1, counts["images"]) for k in ("worst", "clean"))
-    return f"{worst:.0f}%", f"clean {clean:.0f}%"
+    worst, clean, n = counts["worst"], counts["clean"], max(1, counts["images"])
+    if n < FEW:
+        return f"{worst} of {n}", f"clean {clean} of {n}"
+    return f"{100 * worst / n:.0f}%", f"clean {100 * clean / n:.0f}%"

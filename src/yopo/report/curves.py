@@ -1,13 +1,15 @@
 """Accuracy against time, propagations and eps; loss and rate: for the page, and some as files."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from yopo.evaluation.card import duration
 from yopo.methods.registry import ENTRIES
+from yopo.report.clock import busy
 from yopo.report.groups import called, seeds
 from yopo.report.plot import FEW, Axis, Curve, Dot, plot, ticks
 from yopo.report.records import Run
@@ -22,6 +24,15 @@ PALETTE = (
     "#2f6db5 #c8552f #3a8a4d #8a5bb5 #b3862b #2b8f96 "
     "#b84a7a #6b6b6b #7a4a2a #1d3f8f #7c9a1e #a02020"
 ).split()
+
+Pairs = list[tuple[float, float]]  # where a point lies, and its value
+
+
+class Says(NamedTuple):
+    """What pointing at a dot says: where it is, and how its value is written."""
+
+    at: Callable[[float], str]
+    how: str
 
 
 def points(run: Run, axis: str) -> list[dict[str, Any]]:
@@ -107,19 +118,22 @@ def _dot(run: Run, p: dict[str, Any], measure: str, axis: str, scale: float) -> 
 def against_eps(runs: Sequence[Run]) -> tuple[dict[str, Any], str] | None:
     """Accuracy at other radii, and under what; None, if no evaluation looked there."""
     curves, how = [], []
-    for run, (i, hue) in places(runs).items():
-        e = next((e for e in run.ranked if e.get("radii") and run.weights(e)), None)
-        if e is None or "clean" not in e["attacks"]:
-            continue
-        attack, n = e["radii"]["attack"], e["about"]["images"]
-        pairs = zip(e["radii"]["eps"], e["radii"]["accuracy"], strict=True)
-        dots = [Dot(0.0, 100 * e["attacks"]["clean"]["accuracy"], f"{run.label}: clean")]
-        dots += [
-            Dot(eps, 100 * share, f"{run.label}: {attack} at eps {eps:.3g}, {100 * share:.2f}%")
-            for eps, share in sorted(pairs)
-        ]
-        curves.append(Curve(i, hue, "", dots))
-        how.append(f"{attack} on {n:,} test images, {e['about']['threat'].partition(',')[0]}")
+    for (button, hue), group in _placed(runs):
+        kinds: dict[str, dict[Run, Pairs]] = {}
+        for run in group:
+            e = next((e for e in run.ranked if e.get("radii") and run.weights(e)), None)
+            if e is None or "clean" not in e["attacks"]:
+                continue
+            radii, n = e["radii"], e["about"]["images"]
+            norm = e["about"]["threat"].partition(",")[0]
+            pairs = sorted(zip(radii["eps"], radii["accuracy"], strict=True))
+            pairs.insert(0, (0.0, e["attacks"]["clean"]["accuracy"]))
+            kind = kinds.setdefault(f"{radii['attack']} on {n:,} test images, {norm}", {})
+            kind[run] = [(eps, 100 * share) for eps, share in pairs]
+        for words, each in kinds.items():
+            says = Says(partial(_radius, words.partition(" ")[0]), "{:.2f}%")
+            curves += [Curve(button, hue, "", dots) for dots in _together(each, says)]
+            how.append(words)
     if not curves:
         return None
     longest = max(dot.x for curve in curves for dot in curve.dots)
@@ -127,22 +141,57 @@ def against_eps(runs: Sequence[Run]) -> tuple[dict[str, Any], str] | None:
     return plot("Accuracy against eps", across, up, curves), "; ".join(dict.fromkeys(how))
 
 
+def _radius(attack: str, eps: float) -> str:
+    return f"{attack} at eps {eps:.3g}:" if eps else "clean:"
+
+
 def history(runs: Sequence[Run], what: str) -> dict[str, Any] | None:
     """The loss or the rate of each epoch; None, where no run has one."""
+    says = Says(lambda x: f"epoch {x:g}: {HISTORY[what]}", "{:.4g}")
     curves = []
-    for run, (i, hue) in places(runs).items():
-        values = [(line["epoch"], _number(line.get(what))) for line in run.lines]
-        who = f"{run.label}, epoch"
-        dots = [
-            Dot(x, y, f"{who} {x}: {HISTORY[what]} {y:.4g}") for x, y in values if y is not None
-        ]
-        curves.append(Curve(i, hue, "", dots))
+    for (button, hue), group in _placed(runs):
+        each: dict[Run, Pairs] = {}
+        for run in group:
+            values = [(line["epoch"], _number(line.get(what))) for line in run.lines]
+            each[run] = [(x, y) for x, y in values if y is not None]
+        curves += [Curve(button, hue, "", dots) for dots in _together(each, says)]
     dots = [dot for curve in curves for dot in curve.dots]
     if not dots:
         return None
     across = Axis("epoch", ticks(max(dot.x for dot in dots)))
     up = Axis("", ticks(max(dot.y for dot in dots)))
     return plot(f"{HISTORY[what].capitalize()} by epoch", across, up, curves)
+
+
+def key(runs: Sequence[Run], chart: dict[str, Any]) -> list[dict[str, Any]]:
+    """The colours in a chart, and whose they are."""
+    there = {curve["button"] for curve in chart["curves"]}
+    placed = ((i, hue, group) for (i, hue), group in _placed(runs))
+    return [{"colour": hue, "name": called(group)} for i, hue, group in placed if i in there]
+
+
+def _placed(runs: Sequence[Run]) -> Iterator[tuple[tuple[int, int], list[Run]]]:
+    """Seeds of one setting, with their button and their colour."""
+    place = places(runs)
+    for group in seeds(runs):
+        yield place[group[0]], group
+
+
+def _together(each: Mapping[Run, Pairs], says: Says) -> list[list[Dot]]:
+    """One curve for runs with points at the same places, their mean in a band; else for each."""
+    group, places = list(each), {tuple(x for x, _ in pairs) for pairs in each.values()}
+    if len(group) < 2 or len(places) > 1:
+        return [
+            [Dot(x, y, f"{run.label}, {says.at(x)} {says.how.format(y)}") for x, y in pairs]
+            for run, pairs in each.items()
+        ]
+    dots = []
+    for same in zip(*each.values(), strict=True):
+        x, values = same[0][0], [y for _, y in same]
+        middle, low, high = (says.how.format(f(values)) for f in (mean, min, max))
+        tip = f"{called(group)}, {says.at(x)} {middle} in the mean, {low} to {high}"
+        dots.append(Dot(x, mean(values), tip, min(values), max(values)))
+    return [dots]
 
 
 def _number(value: object) -> float | None:
@@ -169,7 +218,9 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
         scale, unit = _unit(runs, axis)
         names = _names(groups)
         for hue, some in shown:
-            _draw(axes, some, names(some), PALETTE[hue], axis, scale)
+            disturbed = axis == "train_seconds" and any(map(busy, some))
+            whose = names(some) + " (busy machine)" * disturbed
+            _draw(axes, some, whose, PALETTE[hue], axis, scale)
         axes.set(xlabel=name + unit, ylabel="held-out accuracy, %", ylim=(_bottom(runs, axis), 100))
         axes.set_xlim(left=0)
         axes.grid(alpha=0.25)

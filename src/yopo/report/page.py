@@ -37,6 +37,8 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: Beside | None
         if any(run.points for run in group)
     ]
     colour = {run: hue for run, (_, hue) in place.items()}
+    radii = curves.against_eps(runs)
+    history = [drawn for what in curves.HISTORY if (drawn := curves.history(runs, what))]
     whole = [run for run in runs if not run.short]
     scores = comparable(whole) if whole else {}
     return _template().render(
@@ -47,8 +49,10 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: Beside | None
         buttons=buttons,
         charts=[curves.chart(runs, axis) for axis in curves.AXES if curves.drawn(runs, axis)],
         charts_note=_charts_note(runs),
-        radii=curves.against_eps(runs),
-        history=[drawn for what in curves.HISTORY if (drawn := curves.history(runs, what))],
+        radii=radii,
+        history=history,
+        radii_key=curves.key(runs, radii[0]) if radii else [],
+        history_key=curves.key(runs, history[0]) if history else [],
         same=[_strip(strip, colour) for strip in strips if strip.same],
         classes=classes.table(runs),
         matrices=[
@@ -60,7 +64,7 @@ def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: Beside | None
         own=own_table(runs),
         attacks=attacks_table(runs),
         paper=paper,
-        downloads=downloads(runs),
+        downloads=downloads(runs, paper),
         sections=[_section(run, colour[run], strips) for run in runs],
         version=__version__,
     )

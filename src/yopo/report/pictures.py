@@ -28,6 +28,7 @@ class Strip:
     clean: Tensor | None  # the same, where the file has them
     labels: list[str]
     answers: list[str] | None  # to the adversarial images, where the file has them
+    before: list[str] | None  # to the clean images, likewise
     same: bool = False  # images that do not depend on the run, broken or not
 
 
@@ -57,7 +58,7 @@ def _strip(
     run: Run, key: str, attack: str, facts: dict[str, str], tensors: dict[str, Tensor]
 ) -> Strip:
     """Those that the file has under a key."""
-    parts = ("images", "labels", "clean", "answers")
+    parts = ("images", "labels", "clean", "answers", "clean_answers")
     held = {k: t for k in parts if (t := tensors.get(f"{key}.{k}")) is not None}
     file = EvaluationFiles.of(run.folder).examples.name
     names = parse_json(facts.get("names", "[]"), f"the metadata of {file}")
@@ -66,14 +67,14 @@ def _strip(
     rows = choose(held["labels"])
     held = {k: t[rows] for k, t in held.items()}
     clean = held["clean"].float() / 255 if "clean" in held else None
-    labels, answers = (
+    labels, answers, before = (
         [str(names[i]) if 0 <= i < len(names) else str(i) for i in held[k].tolist()]
         if k in held
         else None
-        for k in ("labels", "answers")
+        for k in ("labels", "answers", "clean_answers")
     )
     images = held["images"].float()
-    return Strip(run, attack, images, clean, labels or [], answers, key == SAME)
+    return Strip(run, attack, images, clean, labels or [], answers, before, key == SAME)
 
 
 def _fits(e: dict[str, Any], facts: dict[str, str], tensors: dict[str, Tensor]) -> bool:
@@ -92,7 +93,7 @@ def _well_formed(held: dict[str, Tensor]) -> bool:
         return False
     if not 0 < max(images.shape[2:]) <= LARGEST or 0 in images.shape:
         return False
-    whole = (held.get(key, labels) for key in ("labels", "answers"))
+    whole = (held.get(key, labels) for key in ("labels", "answers", "clean_answers"))
     clean = held.get("clean", images.to(torch.uint8))
     return all(t.shape == images.shape[:1] and t.dtype == torch.long for t in whole) and (
         clean.shape == images.shape and clean.dtype == torch.uint8
@@ -111,7 +112,9 @@ def shown(strip: Strip) -> dict[str, Any]:
             images.insert(0, _img(eta[i], "perturbation"))
             images.insert(0, _img(strip.clean[i], f"{label}, clean"))
         answer = strip.answers[i] if strip.answers else None
-        figures.append({"images": images, "label": label, "answer": answer})
+        first = strip.before[i] if strip.before else label
+        wrong = first if first != label and answer is not None else ""
+        figures.append({"images": images, "label": label, "answer": answer, "wrong": wrong})
     rows = "the adversarial image"
     if eta is not None:
         rows = (

@@ -270,9 +270,8 @@ def evaluate_run(
     weights: "best" (default) or "last", of a run folder. samples: test images, drawn with `seed`;
     all by default. eps: by default the run's. step, batch, precision, compile, progress: as in
     `yopo.evaluate`. examples: write the images found, too, and which classes were confused. radii:
-    a short PGD at others, too. trust, model_name, data_root, data_path: see
-    `yopo.runs.saved.find`; without the first two only our own networks and timm's are built. show:
-    is given the result before it is written.
+    a short PGD at others, too. trust, model_name, data_root, data_path: see `yopo.runs.saved.find`;
+    without the first two only our networks and timm's are built. show: is given the result first.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """

@@ -46,17 +46,17 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     """
     made = [m for m in model.modules() if m is not model and any(True for _ in m.children())]
     many = Counter(type(m) for m in made if not _contains(m))
-    found: list[nn.Module] = []
+    outermost: list[nn.Module] = []
 
     def look(module: nn.Module) -> None:
         for child in module.children():
             if many[type(child)] > 1 and next(child.parameters(), None) is not None:
-                found.append(child)
+                outermost.append(child)
             else:
                 look(child)
 
     look(model)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(outermost))
 
 
 def _contains(module: nn.Module) -> bool:

@@ -1,16 +1,13 @@
 """What is kept of a run so that it can go on: its checkpoints, its best weights, the way back."""
 
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
 
 from yopo.core import tensor_files
-from yopo.core.parallel import in_group
 from yopo.core.tensor_files import Tensors
 from yopo.data.source import Source
 from yopo.runs import distributed, state
@@ -19,11 +16,8 @@ from yopo.runs.learner import Learner
 from yopo.runs.overlay import Tree
 from yopo.runs.progress import Progress, Watcher
 from yopo.runs.settings import Config, refuse_another, validate, what_counts
+from yopo.runs.writing import Writing
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-LARGE = 20_000_000  # parameters, from which on a checkpoint is written while training goes on
 GOES_BACK = ("epoch", "updates", "healthiest", "cleanest")  # of the progress; the rest stays so
 
 
@@ -49,9 +43,7 @@ class Keeper:
         self.identity: Tree = what_counts(config) | {"training data": data}
         self.good: tuple[Tensors, dict[str, Any]] | None = None
         self.best: Tensors | None = None
-        self._saved_at, self._saved = time.monotonic(), (-1, -1)  # (lines, step)
-        self._begun: tuple[Future[bool], tuple[int, int]] | None = None  # and what it will be of
-        self._beside = ThreadPoolExecutor(1, "checkpoint")
+        self.writing = Writing(learner)
         self._room, self._good_room = Tensors(), Tensors()  # for copies
 
     @property
@@ -62,13 +54,12 @@ class Keeper:
     @property
     def waited(self) -> float:
         """Seconds since the last checkpoint."""
-        return time.monotonic() - self._saved_at
+        return time.monotonic() - self.writing.begun_at
 
     @property
     def is_saved(self) -> bool:
         """Whether the newest checkpoint is of this very step."""
-        self.settle()
-        return self._saved == (self.progress.lines, self.progress.step)
+        return self.writing.has((self.progress.lines, self.progress.step))
 
     def save(self, *, compared: bool = False) -> bool:
         """Write a checkpoint and say whether it is there; `compared`: the weights just were.
@@ -76,7 +67,7 @@ class Keeper:
         A large one is only begun: from a copy, so that training goes on meanwhile.
         """
         self.settle()
-        self._saved_at = time.monotonic()
+        self.writing.begun_at = time.monotonic()
         p, snapshot = self.progress, self.learner.snapshot
         if not compared:
             self.learner.check_same_weights()
@@ -91,15 +82,14 @@ class Keeper:
         if p.step == 0 and self.good is not None:  # this is the good one
             mine = self.good[0]
         else:
-            mine = snapshot.copy(self._room) if self._writes_beside else snapshot.take()
+            mine = snapshot.copy(self._room) if self.writing.is_beside else snapshot.take()
             if self.good is not None:
                 good, values["good"] = snapshot.gathered(self.good[0]), self.good[1]
         checkpoint = state.Checkpoint(snapshot.gathered(mine), values, good, self.best)
         work = partial(self.files.save_state, p.saves, checkpoint, self.config.checkpoint.keep)
         if snapshot.is_sharded:
-            work = partial(work, group=self._group)
-        self._begun = self._done(work), (p.lines, p.step)
-        return self._writes_beside or self.settle()
+            work = partial(work, group=self.writing.group)
+        return self.writing.begin(work, (p.lines, p.step))
 
     def save_now(self) -> bool:
         """See to it that this very step is in a checkpoint; say whether it is."""
@@ -107,47 +97,11 @@ class Keeper:
 
     def settle(self) -> bool:
         """Wait for the checkpoint that was begun; say whether the newest is there."""
-        if self._begun is not None:
-            (written, when), self._begun = self._begun, None
-            if not distributed.from_first([float(written.result())])[0]:
-                return False
-            self._saved = when
-        return True
+        return self.writing.settle()
 
     def close(self) -> None:
         """Wait until nothing more is written, whatever happened; the others need not be there."""
-        if self._begun is not None:
-            wait([self._begun[0]])
-
-    def _done(self, work: Callable[[], bool]) -> Future[bool]:
-        """Work that is done, or that a large run does beside its training."""
-        if self._writes_beside:
-            return self._beside.submit(work)
-        done: Future[bool] = Future()
-        done.set_result(work())
-        return done
-
-    @cached_property
-    def _writes_beside(self) -> bool:
-        parameters = sum(p.numel() for p in self.learner.model.parameters())
-        return parameters > LARGE or self.learner.snapshot.is_sharded
-
-    @cached_property
-    def _group(self) -> "ProcessGroup | None":
-        """For what processes tell each other of checkpoints, beside the exchanges of training."""
-        if not in_group():
-            return None
-        from yopo.runs import meeting
-
-        return meeting.another_group()
-
-    def _agree(self, wrong: str) -> str:
-        """What is wrong in the first process in which something is."""
-        if self._group is None:
-            return wrong
-        all_of_them: list[Any] = [None] * self.learner.world
-        torch.distributed.all_gather_object(all_of_them, wrong, self._group)
-        return next(filter(None, all_of_them), "")
+        self.writing.close()
 
     def keep_good(self) -> None:
         """Remember this state, at an epoch's end, as the one that a collapse goes back to."""
@@ -187,7 +141,9 @@ class Keeper:
     def resume(self) -> bool:
         """Go on from the newest sound checkpoint in the folder; say whether there was one."""
         out, learner = self.files.path, self.learner
-        reading = state.Reading(learner.snapshot.layout(), learner.rank, learner.world, self._agree)
+        reading = state.Reading(
+            learner.snapshot.layout(), learner.rank, learner.world, self.writing.agree
+        )
         newest = state.load_newest(out / STATE, self.watch.say, reading)
         if newest is None and state.saved(out / STATE):
             raise ValueError(f"no checkpoint in {out} is sound; give another --out")

@@ -34,7 +34,6 @@ class Learner:
     ) -> None:
         self.config, self.device = config, device
         self.rank, self.world = distributed.start(device)
-        self.parallel = config.parallel if self.world > 1 else "flat"
         if self.parallel != "flat":
             exchanging.check(config)
         self.batch = shared_out(config, data, self.world)
@@ -60,6 +59,11 @@ class Learner:
             raise ValueError(f"{name} steps on every batch; use optimizer.accumulate 1 with it")
         self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
         self.engine = self._engine(watcher)
+
+    @property
+    def parallel(self) -> str:
+        """How several processes share the work."""
+        return self.config.parallel if self.world > 1 else "flat"
 
     def _network(self, data: DataSet, watcher: Watcher) -> nn.Module:
         """The network, on its device."""
