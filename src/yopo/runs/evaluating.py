@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from yopo.attacks.names import parse_all
 from yopo.core import files, seals
 from yopo.core.threat import L2, Linf
+from yopo.data.source import Pictures, Rows
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import check_norm
 from yopo.runs.build import build_threat
@@ -55,20 +56,18 @@ def choose_threat(config: Config, eps: float | None = None) -> Linf | L2:
     return threat if eps is None else type(threat)(eps)
 
 
-def choose_images(
-    x: Tensor, y: Tensor, samples: int | None, seed: int
-) -> tuple[Tensor, Tensor, str]:
+def choose_images(test: Pictures, samples: int | None, seed: int) -> tuple[Pictures, str]:
     """All images, or some drawn at random: data sets may be sorted by class."""
-    n = len(x)
+    n = len(test)
     if samples is None:
-        return x, y, ""
+        return test, ""
     if not 1 <= samples <= n:
         raise ValueError(
             f"expected --samples from 1 to {n}, the test images there are, got {samples}"
         )
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     rows = order[:samples].sort().values
-    return x[rows], y[rows], f", drawn from {n:,} with seed {seed}"
+    return Rows(test, rows), f", drawn from {n:,} with seed {seed}"
 
 
 def words(saved: Saved, model: nn.Module, drawn: str) -> dict[str, str]:

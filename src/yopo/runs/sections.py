@@ -100,7 +100,7 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
 Names = Annotated[list[Words], BeforeValidator(_list)]
 Keywords = Annotated[dict[str, Any], BeforeValidator(_options)]
-HeldOut = Annotated[int | float, BeforeValidator(_held_out)]
+CountOrShare = Annotated[int | float, BeforeValidator(_held_out)]
 Fit = Annotated[list[Literal["batch", "epochs"]], BeforeValidator(_list)]
 
 
@@ -193,7 +193,7 @@ class DataConfig(Section):
     path: Place | None = Field(None, description="file with the data (npz)")
     size: FromOne | None = Field(None, description="side that images of a folder are brought to")
     skip_broken: bool = Field(False, description="leave out pictures that cannot be read (folder)")
-    held_out: HeldOut = Field(
+    held_out: CountOrShare = Field(
         500,
         description="training images kept aside to choose the best weights; below 1, a part of all",
     )

@@ -231,6 +231,7 @@ class Trainer:
                 "test_sha256": self.images.test_digest(),
                 "chance": commonest(self.images.test.labels),
                 "weights_sha256": digests,
+                "metrics": self.files.summary(),
                 "environment": provenance(self.learner.follower, self.learner.device, [])
                 | {"hardware": ", then ".join(p.hardware)},
             }
