@@ -55,7 +55,9 @@ def test_ways_to_share_a_step() -> None:
     net, wide = (found["ways"][name]["ways"] for name in ("small ResNet-50", "perceptron"))
     assert found["ways"]["perceptron"]["parameters"] // 10**5 == 38
     words = said("docs/training.md")
-    assert f"with `ddp` takes {net['ddp']} of `flat` on a small ResNet-50 and {wide['ddp']}" in words
+    assert (
+        f"with `ddp` takes {net['ddp']} of `flat` on a small ResNet-50 and {wide['ddp']}" in words
+    )
     assert f"with `fsdp` {net['fsdp']} and {wide['fsdp']}" in words
     assert f"brings it to {net['fsdp gathered']} and {wide['fsdp gathered']}" in words
     assert f"takes {found['engine']['compiled']} of a plain one's" in said("docs/speed.md")
