@@ -32,7 +32,7 @@ from yopo.runs.progress import Logged, Watcher
 from yopo.runs.settings import Config, validate
 
 QUICK_SAMPLES = 300
-Watched = Callable[[Path, Config], AbstractContextManager[Watcher]]  # of each training
+Watching = Callable[[Path, Config], AbstractContextManager[Watcher]]  # of each training
 Evaluate = Callable[..., object]  # as evaluate_run
 
 
@@ -74,7 +74,7 @@ def reproduce(
     rows: Sequence[str] | None = None,
     how: How = How(),  # noqa: B008
     *,
-    watched: Watched = lambda *_: nullcontext(Logged()),
+    watched: Watching = lambda *_: nullcontext(Logged()),
     evaluate: Evaluate = evaluate_run,
 ) -> Summary:
     """A table of the paper, or some of its rows: run what is missing, and sum up what is there.
@@ -92,7 +92,7 @@ def reproduce(
 
 
 def train_rows(
-    name: str, out: Path, rows: Sequence[str] | None, how: How, watched: Watched
+    name: str, out: Path, rows: Sequence[str] | None, how: How, watched: Watching
 ) -> Iterator[Path]:
     """Each row's run folder for each seed, when it is trained; all rows where none are named."""
     wanted = _wanted(name, out, rows, how)
