@@ -55,7 +55,7 @@ class Engine:
     answer. Schedulers work as usual; a radius that grows is `step(..., part=)`. `add` accumulates
     gradients. After `yopo.exchange_gradients(optimizer)` several processes compile, the first of
     each machine before the others, and all go on alike; what they exchange is part of the CUDA
-    graph with capture_exchange alone, which was not tried on several GPUs.
+    graph with capture_exchange alone, which was not tried on GPUs.
     say: gets the line that says what could not be made fast; the log by default.
     """
 
