@@ -17,7 +17,7 @@ from yopo import Linf
 from yopo.core.digest import parts_digest, values_digest
 from yopo.data.source import InMemory, Pictures, Rows
 from yopo.evaluation import images
-from yopo.evaluation.images import Passes, gather
+from yopo.evaluation.images import Repeated, gather
 
 evaluate = partial(yopo.evaluate, checks=False)
 Found = dict[str, Tensor]
@@ -189,7 +189,7 @@ def test_what_is_small_or_comes_once_is_held(monkeypatch: pytest.MonkeyPatch) ->
 def test_rows_of_passes_are_those_of_the_images() -> None:
     x, y = torch.rand(50, 2, 3), torch.zeros(50, dtype=torch.long)
     passes = gather([(a, b) for a, b in zip(x.split(8), y.split(8), strict=True)], None)
-    assert isinstance(passes, Passes)
+    assert isinstance(passes, Repeated)
     assert passes.shape == (2, 3)
     for rows in ([0], [0, 1, 2], [5, 17, 49], [3], [], [4, 40], [41], [41, 42]):
         chosen = torch.tensor(rows, dtype=torch.long)

@@ -110,8 +110,8 @@ class Crew:
         if self.world == 1:
             return list(numbers)
         told = torch.tensor(numbers, dtype=torch.float64, device=exchanged_on())
-        found: list[float] = summed(told).tolist()
-        return found
+        sums: list[float] = summed(told).tolist()
+        return sums
 
     def union(self, mask: Tensor) -> Tensor:
         """Where any process has it set."""

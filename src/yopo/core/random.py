@@ -17,7 +17,7 @@ from torch import Tensor
 GAMMA = 0x9E3779B97F4A7C15 - 2**64
 FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 
-Values = Callable[[Tensor, int], Tensor]
+Draws = Callable[[Tensor, int], Tensor]
 
 
 def mix(*parts: object) -> int:
@@ -50,7 +50,7 @@ class Counted:
         """Uniform in the L2 ball of radius 1 for each image of x (B, ...)."""
         return self._of_bits(x, 4, _ball)
 
-    def _of_bits(self, x: Tensor, each: int, values: Values) -> Tensor:
+    def _of_bits(self, x: Tensor, each: int, values: Draws) -> Tensor:
         """each: numbers that are made of one of 64 bits."""
         many = x[0].numel() if len(x) else 0
         keys = _mixed(image_keys(x) + self.purpose)

@@ -1,6 +1,6 @@
 """The images of an evaluation: in memory, or read when an attack comes to them.
 
-What is read must be the same each time, in the same order; `Passes` sees to it for batches.
+What is read must be the same each time, in the same order; `Repeated` sees to it for batches.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -107,7 +107,7 @@ def gather(data: "Labelled | tuple[Tensor, Tensor] | Pictures", samples: int | N
     rows = _first(samples, sum(map(len, ys)))
     y = torch.cat(ys)[rows]
     if keys:
-        return Passes(batches, y, torch.cat(keys)[rows])
+        return Repeated(batches, y, torch.cat(keys)[rows])
     x = xs[0] if len(xs) == 1 else torch.cat(xs)
     return InMemory(x[: len(rows)], y)
 
@@ -141,7 +141,7 @@ def _first(samples: int | None, n: int) -> Tensor:
     return torch.arange(n if samples is None else samples)
 
 
-class Passes:
+class Repeated:
     """Images of batches that come anew, in the same order, each time they are gone over.
 
     Rows are read in ascending order; one that was passed begins another pass. `keys` (N,) are those

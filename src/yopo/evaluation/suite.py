@@ -196,7 +196,7 @@ def _clean(
     started, before = time.perf_counter(), net.cost
     parts = torch.arange(len(data)).split(batch)
     share = crew.share(parts)
-    found: list[Tensor] = []
+    mine: list[Tensor] = []
 
     def answers() -> Iterator[int]:
         for rows, x in zip(share, data.batches(share), strict=True):
@@ -205,14 +205,14 @@ def _clean(
             with torch.no_grad():
                 logits = f(x)
             check_targets(y, x, logits.shape[1])
-            found.append(logits)
+            mine.append(logits)
             yield int(_right(logits, y).sum())
 
     right = 0
     for many, more in crew.rounds(len(parts), answers()):
         done, right = min(many * batch, len(data)), right + more
         tell("clean", done / len(data), right / done)
-    logits = crew.rows(found, share, len(data), data.dtype).to(data.device)
+    logits = crew.rows(mine, share, len(data), data.dtype).to(data.device)
     correct = _right(logits, data.labels(torch.arange(len(data)))).cpu()
     (cost,) = crew.sums(net.cost - before)
     return logits, Outcome(correct, time.perf_counter() - started, cost)

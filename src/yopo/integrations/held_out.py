@@ -38,12 +38,12 @@ class HeldOut:
         The first one measures and `send`s it to the others; where weights are spread over
         processes, all measure.
         """
-        found: dict[str, float] = {}
+        shares: dict[str, float] = {}
         if first or _is_shared(network):
             with torch.inference_mode(False):
                 done = evaluate(network, self.images, self.threat, self.attacks, **self.options)
-            found = {f"accuracy_{name}": share for name, share in done.accuracy.items()}
-        sent: dict[str, float] = send(found)
+            shares = {f"accuracy_{name}": share for name, share in done.accuracy.items()}
+        sent: dict[str, float] = send(shares)
         return sent
 
 

@@ -48,12 +48,12 @@ class Seen:
     def answers(self, parts: Iterable[Tensor]) -> Tensor:  # (B, C, H, W), uint8 or in [0, 1]
         """The classes (N,) that the network answers with, in the precision of the evaluation."""
         net = Network.of(self.model, self.result.about["precision"], torch.empty(0))
-        found = [torch.empty(0, dtype=torch.long)]
+        classes = [torch.empty(0, dtype=torch.long)]
         with torch.no_grad(), products("float32"):
             for part in parts:
                 x = part.float() / 255 if part.dtype == torch.uint8 else part
-                found.append(net(x.to(net.device)).argmax(1).cpu())
-        return torch.cat(found)
+                classes.append(net(x.to(net.device)).argmax(1).cpu())
+        return torch.cat(classes)
 
 
 def look(seen: Seen, written: EvaluationFiles, examples: bool, radii: bool) -> dict[str, Any]:
