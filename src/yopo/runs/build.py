@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 import yopo
 from yopo.core.frozen import forked_rng
 from yopo.data import Arrays, Sources, load
+from yopo.data.pictures import read_or_list
 from yopo.methods.registry import ENTRIES
 from yopo.runs import own
 from yopo.runs.sections import DataConfig, L2Config, LinfConfig, ModelConfig
@@ -43,6 +44,12 @@ def build_data(config: DataConfig) -> Arrays | Sources:
             f"data.options are arguments of a build_data of your own, and {c.name} has none; "
             f"leave out {', '.join(f'--data.options.{name}' for name in c.options)}"
         )
+    if c.name == "folder" and c.root is not None and c.path is None:
+        return read_or_list(
+            c.root, c.size, skip_broken=c.skip_broken, resident=c.resident, area=c.area
+        )
+    if c.area < 1:
+        raise ValueError(f"data.area is for folders of pictures; leave it out with {c.name}")
     return load(c.name, root=c.root, path=c.path, size=c.size, skip_broken=c.skip_broken)
 
 
@@ -53,6 +60,8 @@ def _own_data(c: DataConfig) -> Arrays | Sources:
     options = c.options | {name: value for name, value in given.items() if value is not None}
     if c.skip_broken:
         options["skip_broken"] = True
+    if c.area < 1:
+        raise ValueError(f"data.area is for folders of pictures; leave {c.name} to cut its own")
     own.check_fits("data.options", c.name, build, **options)
     data = build(**options)
     if not isinstance(data, Arrays | Sources):

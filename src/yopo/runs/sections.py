@@ -105,6 +105,8 @@ NotNegative = Annotated[float, BeforeValidator(number), Field(ge=0, le=MOST)]
 FromOne = Annotated[int, Field(ge=1, le=MOST)]
 FromNought = Annotated[int, Field(ge=0, le=MOST)]
 Place = Annotated[Path, BeforeValidator(_place)]
+PositiveShare = Annotated[float, BeforeValidator(number), Field(gt=0, le=1)]
+UpToOne = Annotated[float, BeforeValidator(number), Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
 Names = Annotated[list[Words], BeforeValidator(_list)]
@@ -227,7 +229,15 @@ class DataConfig(Section):
     crop: FromNought = Field(0, description="random shift, in pixels")
     flip: bool = Field(False, description="mirror at random")
     cutout: FromNought = Field(0, description="side of a blanked square")
-    resident: bool = Field(True, description="keep all images on the device")
+    area: PositiveShare = Field(
+        1.0, description="least share of a picture that is cut out to train on (folder)"
+    )
+    jitter: UpToOne = Field(0.0, description="change of brightness, contrast and saturation")
+    resident: bool | None = Field(
+        None,
+        description="keep all images on the device; false: not there, and of a folder each is "
+        "read when its turn comes, as by default where they are many",
+    )
     workers: FromNought | None = Field(
         None, description="processes that decode pictures; by default one for each core, at most 16"
     )
