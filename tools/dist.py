@@ -1,8 +1,8 @@
 """Try what `make dist` has built: `python -m tools.dist dist`.
 
-The wheel, which was built from the sdist, is the one that this folder gives. Installed into an empty
-environment, it runs the demo's commands in an empty folder, for one epoch. And the README that a
-package's page will show has no relative link.
+The wheel, which was built from the sdist, is the one that this folder gives. Installed into an
+empty environment, it runs the demo's commands in an empty folder, for one epoch. And the README
+that a package's page will show has no relative link.
 """
 
 import os
