@@ -209,6 +209,14 @@ def test_an_epoch_goes_on_in_batches_of_another_size(found: Path, tmp_path: Path
     stage(found / "uneven", "alone", None, WHOLE | {"batch": 21})
 
 
+def test_what_cannot_be_shared_out_begins_anew(found: Path, tmp_path: Path) -> None:
+    """Free's perturbation of 20 images, among three processes."""
+    snapshot = tiny_trainer(tmp_path, WHOLE).learner.snapshot
+    tensors = snapshot.take() | {"free.eta": torch.arange(20.0).view(20, 1)}
+    assert snapshot.own(tensors, 1, 2)["free.eta"].flatten().tolist() == [*range(10, 20)]
+    assert snapshot.own(tensors, 1, 3).keys() == snapshot.take().keys()
+
+
 @pytest.mark.parametrize(
     ("batch", "world", "shared"),
     [(20, 2, 20), (21, 2, 20), (20, 3, 21), (20, 8, 16), (2, 3, 3), (100, 8, 96), (100, 7, 98)],
