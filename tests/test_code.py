@@ -15,6 +15,7 @@ LINES, LINES_OF_A_CLASS, ATTRIBUTES = 60, 250, 12
 LARGER = {
     "engine/kernel.py: _steps": "Triton makes one kernel of one function",
     "runs/settings.py: Config": "the settings, one a line",
+    "runs/sections.py: DataConfig": "the settings of data, one a line",
     "runs/progress.py: Progress": "the counts of a run, one a line",
     "runs/schemas.py: _About": "what stands in a file, one a line",
     "bench/bench.py: Timing": "the columns of a table, one a line",

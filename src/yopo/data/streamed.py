@@ -1,8 +1,11 @@
 """Batches of pictures that are read when their turn comes, ahead of it, by worker processes."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import parent_process
+from threading import Thread
 from typing import NamedTuple
 
 import torch
@@ -14,7 +17,6 @@ from yopo.data.loader import check_batch, share
 from yopo.data.source import Feed, Pictures, Rows, is_in_memory
 
 AHEAD = 2  # batches that each worker has ready
-GRACE = 30  # seconds that a worker goes on after SIGTERM, as long as torchrun waits, too
 Turn = tuple[int, Tensor]  # an epoch, and the rows (B,) of a batch
 
 
@@ -152,15 +154,19 @@ class Deaf:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, _last_orders if hasattr(signal, "alarm") else signal.SIG_DFL)
+        if hasattr(signal, "sigwaitinfo"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            Thread(target=_end_when_the_run_says, daemon=True).start()
         if self.then is not None:
             self.then(worker)
 
 
-def _last_orders(*_: object) -> None:
-    """It ends after a while, or at once when asked again."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.alarm(GRACE)
+def _end_when_the_run_says() -> None:
+    """SIGTERM ends a worker if it is the run's own, in silence, as torch's workers do."""
+    run = parent_process()
+    while run is not None:
+        if signal.sigwaitinfo({signal.SIGTERM}).si_pid == run.pid:
+            os._exit(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,6 +262,7 @@ def evaluate_run(
     model_name: str | None = None,
     data_root: Path | None = None,
     data_path: Path | None = None,
+    settings: Tree | None = None,
     progress: Tell | None = None,
     show: Callable[[Result], None] | None = None,
 ) -> Evaluation:
@@ -271,14 +272,23 @@ def evaluate_run(
     all by default. eps: by default the run's. step, batch, precision, compile, progress: as in
     `yopo.evaluate`. examples: write the images found, too, and which classes were confused. radii:
     a short PGD at others, too. trust, model_name, data_root, data_path: see `yopo.runs.saved.find`;
-    without the first two only our networks and timm's are built. show: is given the result first.
+    without the first two only our networks and timm's are built. settings: of a network that no run
+    made, whose weights file `run` is; see `yopo.runs.borrowed.borrow`. show: is given the result
+    first.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
     where = {"data_root": data_root, "data_path": data_path}
     run = local(run)
     saved = evaluating.check(
-        run, attacks, weights=weights, eps=eps, trust=trust, model_name=model_name, **where
+        run,
+        attacks,
+        weights=weights,
+        eps=eps,
+        trust=trust,
+        model_name=model_name,
+        settings=settings,
+        **where,
     )
     arrays = load_data(saved)
     pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)

@@ -14,9 +14,11 @@ from yopo.core.threat import L2, Linf
 from yopo.data.source import Pictures, Rows
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import check_norm
+from yopo.runs.borrowed import borrow
 from yopo.runs.build import build_threat
 from yopo.runs.folder import EvaluationFiles, read_evaluation, read_result
 from yopo.runs.hub import local
+from yopo.runs.overlay import Tree
 from yopo.runs.saved import Saved, find
 from yopo.runs.settings import Config
 
@@ -40,11 +42,15 @@ def check(
     model_name: str | None = None,
     data_root: Path | None = None,
     data_path: Path | None = None,
+    settings: Tree | None = None,
 ) -> Saved:
     """The network of a run, if attacks on it may begin; else a ValueError."""
     chosen = parse_all(attacks)
     places = {"data_root": data_root, "data_path": data_path}
-    saved = find(local(run), weights, trust=trust, model_name=model_name, **places)
+    if settings is None:
+        saved = find(local(run), weights, trust=trust, model_name=model_name, **places)
+    else:
+        saved = borrow(run, settings)
     for attack in chosen:
         check_norm(attack, choose_threat(saved.config, eps))
     return saved
@@ -73,11 +79,11 @@ def choose_images(test: Pictures, samples: int | None, seed: int) -> tuple[Pictu
 def words(saved: Saved, model: nn.Module, drawn: str) -> dict[str, str]:
     """What a card says of the network and its images."""
     config, parameters = saved.config, sum(p.numel() for p in model.parameters())
+    origin = f"trained with {config.method.name}" if saved.state is None else "trained elsewhere"
     return {
-        "model": f"{config.model.name} ({parameters:,} parameters, trained with "
-        f"{config.method.name})",
+        "model": f"{config.model.name} ({parameters:,} parameters, {origin})",
         "data": f"{config.data.name} test set{drawn}",
-        "weights": saved.weights.name,
+        "weights": saved.weights.name + (f", its {saved.entry}" if saved.entry else ""),
         "file_sha256": files.file_digest(saved.weights),
     }
 
