@@ -163,7 +163,7 @@ class Keeper:
                 f"the checkpoint in {out} was edited or is of another version: {why}; "
                 "give another --out"
             ) from None
-        if {k for k in newest.tensors if not k.startswith("rank-")} - {*tensors}:
+        if len(tensors) < sum(not name.startswith("rank-") for name in newest.tensors):
             self.watch.say(
                 "what the method keeps of each image cannot be shared out: it begins anew"
             )
