@@ -16,9 +16,10 @@ from tests.reports import write_run
 from yopo.attacks.names import parse
 from yopo.core.threat import Linf
 from yopo.data import Augment, Loader
+from yopo.data.source import InMemory
 from yopo.data.sources import Arrays
+from yopo.evaluation.images import Data
 from yopo.evaluation.network import Network
-from yopo.evaluation.suite import Data
 from yopo.evaluation.suite import run as attack_all
 from yopo.report.page import page
 from yopo.report.records import read_runs
@@ -243,7 +244,7 @@ def attacked(images: int) -> Run:
     """Clean accuracy and one step of PGD on a network that costs next to nothing."""
     net = Network.of(nn.Sequential(nn.Flatten(), nn.Linear(4, 10)), "float32", torch.rand(1, 1))
     x, y = torch.rand(images, 1, 2, 2), torch.arange(images) % 10
-    return lambda: attack_all(net, Data.of(net, x, y), THREAT, [parse("pgd-1")], batch=50)
+    return lambda: attack_all(net, Data.of(net, InMemory(x, y)), THREAT, [parse("pgd-1")], batch=50)
 
 
 def of_images() -> Iterator[Axis]:

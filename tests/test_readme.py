@@ -102,10 +102,19 @@ def test_files_that_a_page_names_are_there(name: str) -> None:
 def test_python_names_of_a_page_are_there(name: str) -> None:
     """`yopo.a.b` in sentences, and the imports of its Python."""
     for path in re.findall(r"`(yopo(?:\.[A-Za-z_]\w*)+)", PAGES[name]):
-        assert pkgutil.resolve_name(path) is not None
+        assert path in needing_more() or pkgutil.resolve_name(path) is not None
     for block in fenced(PAGES[name], "python"):
         for line in re.findall(r"(?m)^(?:from|import) yopo.*$", block):
-            exec(line, {})
+            path = re.sub(r"^from (\S+) import (\w+)$", r"\1.\2", line)
+            if path not in needing_more():
+                exec(line, {})
+
+
+def needing_more() -> set[str]:
+    """What stands in files that import other people's packages."""
+    rooms = (ROOT / "src" / "yopo" / "integrations").glob("*.py")
+    found = [(f.stem, re.findall(r"(?m)^(?:class|def) (\w+)", f.read_text())) for f in rooms]
+    return {f"yopo.integrations.{stem}.{name}" for stem, names in found for name in names}
 
 
 def anchor_of(head: str) -> str:

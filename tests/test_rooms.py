@@ -18,6 +18,7 @@ ROOMS = [
     {"report", "bench"},
     {"runs"},
     {"yopo"},  # the public names
+    {"integrations"},
     {"engine", "evaluation"},
     {"methods"},
     {"pmp"},

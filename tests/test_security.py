@@ -29,6 +29,7 @@ TESTS = {
     "Of `hf:ORG/NAME` settings": "frameworks.test_hub."
     "test_a_strangers_repository_follows_the_rule_of_trust",
     "Weights are safetensors": "cli.test_eval.test_a_run_or_checkpoint_that_does_not_fit_is_named",
+    "With `yopo eval --model.name": "runs.test_borrowed.test_a_file_of_weights_runs_no_code",
     "It says which data": "runs.test_strangers.test_data_on_another_computer_are_not_asked_for",
     "Data that a function of yours": "runs.test_strangers."
     "test_a_function_that_makes_data_is_not_imported_without_trust",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import yopo
 from tests.conftest import assert_same
 from tests.frameworks.loops import (
     CLIP,
@@ -111,8 +112,16 @@ HALF: dict[str, Any] = {"dtype": torch.float32, "autocast": torch.bfloat16}
 
 def several(out: Path) -> None:
     """In each of two processes."""
-    keep = keeper(out)
-    keep("full", train(out / "trainer", 2, **FULL))
+    from yopo.integrations.transformers import RobustAccuracy
+
+    torch.set_default_dtype(torch.float64)
+    keep, net = keeper(out), classifier()
+    one = trainer(net, out / "trainer", 2, **FULL)
+    one.train()
+    keep("full", {k: v.clone() for k, v in net.state_dict().items()})
+    one.add_callback(RobustAccuracy(images()[:], yopo.Linf(0.02), "clean,pgd-2"))
+    found = one.evaluate()
+    keep("found", {k: torch.tensor(v) for k, v in found.items() if "accuracy" in k})
 
 
 def test_one_process(tmp_path: Path) -> None:
@@ -129,6 +138,12 @@ def test_two_processes(tmp_path: Path) -> None:
     first, second = in_several(__name__, tmp_path)
     assert same_bits(first["full"], second["full"])
     assert_same(first["full"], expected(alone(4, together=2), clip=CLIP), tol=1e-10)
+    net = page("trainer")["Logits"](classifier())
+    net.classifier.load_state_dict(first["full"])
+    alike = yopo.evaluate(net, images()[:], yopo.Linf(0.02), "clean,pgd-2").accuracy
+    wanted = {f"eval_accuracy_{name}": torch.tensor(share) for name, share in alike.items()}
+    assert same_bits(first["found"], wanted)
+    assert same_bits(second["found"], wanted)
 
 
 def test_without_the_line_accumulated_gradients_are_twice_too_large(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ class EvaluationFiles:
         for file in (self.values, self.card):
             if file.exists():
                 file.rename(file.with_name(name + file.suffix))
+        files.flush(self.stem.parent)
         return aside
 
     def _named(self, end: str) -> Path:
@@ -195,7 +196,8 @@ class RunFolder:
         finite = {
             k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()
         }
-        self.lines = [*(self.lines or []), seals.line(finite)]
+        lines = self.lines or []
+        self.lines = [*lines, seals.line(finite, lines[-1] if lines else "")]
         if not self.writes:
             return
         self._check_there()
@@ -270,6 +272,10 @@ class RunFolder:
             return False
         return True
 
+    def summary(self) -> dict[str, Any]:
+        """What the result says of the metrics, so that a cut end shows."""
+        return _summed_up([seals.open_line(line, METRICS, None)[0] for line in self.lines or []])
+
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write what the test set showed."""
         self._check_there()
@@ -299,12 +305,18 @@ class RunFolder:
 
 def _lines(path: Path) -> list[str]:
     """The lines of the metrics up to the first that is damaged."""
-    sound: list[str] = []
+    sound, check = list[str](), ""
     with suppress(ValueError, OSError):
         for text in files.read_text(path).split("\n")[:-1]:
-            seals.open_line(text, path.name)
+            _, check = seals.open_line(text, path.name, check)
             sound.append(text)
     return sound
+
+
+def _summed_up(lines: list[Any]) -> dict[str, Any]:
+    """How many lines the metrics have, and a digest of them without what the clock says."""
+    timeless = [{k: v for k, v in line.items() if "seconds" not in k} for line in lines]
+    return {"lines": len(lines), "sha256": seals.json_digest(timeless)}
 
 
 def _same(a: "Tensor", b: "Tensor") -> bool:
@@ -409,7 +421,22 @@ def read_lines(run: Path) -> tuple[list[dict[str, Any]], bool]:
         if not isinstance(line, dict):
             raise ValueError(f"expected an epoch in line {number} of {path}, got {str(line)[:40]}")
         _checked(path, line, schemas.EpochLine)
+    _refuse_another_end(run, lines)
     return lines, torn is not None
+
+
+def _refuse_another_end(run: Path, lines: list[dict[str, Any]]) -> None:
+    """Refuse metrics that are not those that a finished run counted."""
+    try:
+        told = read_result(run).get("metrics")
+    except (OSError, ValueError):  # said by whoever reads the result
+        return
+    if told is not None and told != (there := _summed_up(lines)):
+        raise ValueError(
+            f"{run / METRICS} has {there['lines']} lines, and {RESULT} was made of "
+            f"{told['lines']}, or of others: it was cut off or edited; `train --resume` makes it "
+            "again"
+        )
 
 
 def read_checked(path: Path, kind: type[BaseModel], needed: list[str]) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from torch import Tensor, nn
 
 from yopo.attacks.names import parse
 from yopo.core.random import mix
+from yopo.data.source import InMemory
+from yopo.evaluation.images import Data
 from yopo.evaluation.network import Network
-from yopo.evaluation.suite import Data, Tell
+from yopo.evaluation.suite import Tell
 from yopo.evaluation.suite import run as attack_all
 from yopo.pmp.diagnose import brief
 from yopo.runs.build import build_threat
@@ -34,7 +36,7 @@ def accuracies(
     net = Network.of(model, "tf32" if next(model.parameters()).is_cuda else "float32", x)
     outcomes = attack_all(
         net,
-        Data.of(net, x, y),
+        Data.of(net, InMemory(x, y)),
         threat,
         [attack],
         batch=max(250, 2 * share),  # no weight gradients, so there is room

@@ -59,7 +59,7 @@ class Trainer:
         first = self.learner.rank == 0
         images = {"classes": list(data.names), "shape": list(data.pictures.shape)}
         self.files = RunFolder(out, watcher, writes=first, images=images)
-        self.images = split(data, config)
+        self.images, d = split(data, config), config.data
         self.loader = self.images.batches(
             Feed(
                 batch=self.learner.batch,
@@ -67,7 +67,7 @@ class Trainer:
                 device=device,
                 rank=self.learner.rank,
                 world=self.learner.world,
-                augment=Augment(config.data.crop, config.data.flip, config.data.cutout),
+                augment=Augment(d.crop, d.flip, d.cutout, d.jitter),
                 workers=workers(config.data),
                 say=watcher.say,
             )
@@ -231,6 +231,7 @@ class Trainer:
                 "test_sha256": self.images.test_digest(),
                 "chance": commonest(self.images.test.labels),
                 "weights_sha256": digests,
+                "metrics": self.files.summary(),
                 "environment": provenance(self.learner.follower, self.learner.device, [])
                 | {"hardware": ", then ".join(p.hardware)},
             }
