@@ -8,12 +8,11 @@ import argparse
 import difflib
 import io
 import logging
-import re
 import sys
 import textwrap
 import traceback
 from importlib import import_module
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -143,10 +142,9 @@ def _fitted(examples: str) -> str:
     console = Terminal()
     if not console.is_terminal:
         return examples
-    paragraphs = re.sub(r"(?m)(?<=\w|[.;,])\n(?=[^ \n])", " ", examples)
+    parts = groupby(examples.splitlines(), lambda line: not line or line.startswith((" ", "exam")))
     lines = (
-        [line] if line.startswith(" ") else wrapped(line, console.width - 2)
-        for line in paragraphs.split("\n")
+        [*some] if kept else wrapped(" ".join(some), console.width - 2) for kept, some in parts
     )
     return "\n".join(chain(*lines))
 
