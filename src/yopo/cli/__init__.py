@@ -8,6 +8,7 @@ import argparse
 import difflib
 import io
 import logging
+import re
 import sys
 import textwrap
 import traceback
