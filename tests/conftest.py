@@ -4,6 +4,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each; torch reads it when it is imported
@@ -71,6 +72,13 @@ def float32() -> None:
 
 @pytest.fixture
 def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """See without_kernels."""
+    with without_kernels(monkeypatch):
+        yield
+
+
+@contextmanager
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch.compile as far as its last graphs; they run operator by operator, without C++.
 
     What our code decides is in the graphs: what is traced, guarded, differentiated, rewritten. The
@@ -81,7 +89,7 @@ def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from torch._inductor.output_code import MockFXGraphCacheOutput
     from torch._inductor.virtualized import V
 
-    def without_kernels(
+    def graph_alone(
         module: torch.fx.GraphModule, inputs: Any, *_: object, is_inference: bool, **__: object
     ) -> Any:
         with torch.no_grad():
@@ -92,7 +100,7 @@ def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         module.recompile()
         return MockFXGraphCacheOutput(lambda inputs: module(*inputs))
 
-    monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", without_kernels)
+    monkeypatch.setattr(compile_fx, "fx_codegen_and_compile", graph_alone)
     torch._dynamo.reset()  # here and below: what was compiled the other way must not serve
     with config.patch(fx_graph_cache=False), autograd.patch(enable_autograd_cache=False):
         yield

@@ -50,6 +50,19 @@ def test_step_times() -> None:
     assert words in said("README.md")
 
 
+def test_ways_to_share_a_step() -> None:
+    found = json.loads((ROOT / "records/parallel-cpu/parallel.json").read_text())
+    net, wide = (found["ways"][name]["ways"] for name in ("small ResNet-50", "perceptron"))
+    assert found["ways"]["perceptron"]["parameters"] // 10**5 == 38
+    words = said("docs/training.md")
+    assert (
+        f"with `ddp` takes {net['ddp']} of `flat` on a small ResNet-50 and {wide['ddp']}" in words
+    )
+    assert f"with `fsdp` {net['fsdp']} and {wide['fsdp']}" in words
+    assert f"brings it to {net['fsdp gathered']} and {wide['fsdp gathered']}" in words
+    assert f"takes {found['engine']['compiled']} of a plain one's" in said("docs/speed.md")
+
+
 def test_other_peoples_networks() -> None:
     rows = json.loads((ROOT / "records/zoo-cpu/zoo.json").read_text())["networks"]
     for name in ("README.md", "docs/results.md"):

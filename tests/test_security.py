@@ -22,13 +22,14 @@ TESTS = {
     "Modules in the working directory": "runs.test_strangers.test_a_named_function_is_not_called",
     "Do not run `python -m yopo`": "test_security.test_python_looks_in_the_working_directory",
     "It may name our own networks": "runs.test_strangers.test_a_named_function_is_not_called",
-    "`yopo.load` and": "runs.test_loading.test_loading_follows_the_rule_of_trust",
+    "`yopo.load`, `yopo predict`": "runs.test_loading.test_loading_follows_the_rule_of_trust",
     "To timm it may": "runs.test_strangers.test_timm_is_not_given_options_that_are_not_plain",
     "No network is built": "runs.test_strangers."
     "test_absurd_sizes_are_refused_before_memory_is_taken",
     "Of `hf:ORG/NAME` settings": "frameworks.test_hub."
     "test_a_strangers_repository_follows_the_rule_of_trust",
     "Weights are safetensors": "cli.test_eval.test_a_run_or_checkpoint_that_does_not_fit_is_named",
+    "With `yopo eval --model.name": "runs.test_borrowed.test_a_file_of_weights_runs_no_code",
     "It says which data": "runs.test_strangers.test_data_on_another_computer_are_not_asked_for",
     "Data that a function of yours": "runs.test_strangers."
     "test_a_function_that_makes_data_is_not_imported_without_trust",

@@ -51,7 +51,7 @@ READERS = {
 }
 MODULES = {  # where `load` and `open` mean a file
     "np.load": {"data/sources.py"},  # the embedded digits
-    "torch.load": set(),
+    "torch.load": {"core/tensor_files.py"},  # tensors alone, of a file that the user names
     "pickle.load": set(),
     "json.load": set(),
     "yaml.load": {"core/files.py"},

@@ -168,3 +168,21 @@ def test_a_loader_with_a_state_goes_on_without_drawing_again() -> None:
         "the state of Stateful is not kept (it holds a object): --resume draws the batches of the "
         "epoch so far again"
     ]
+
+
+def test_a_loader_that_does_not_take_its_state_back_draws_again() -> None:
+    class Forgets(Stateful):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise IndexError("a page\nlist index out of range")
+
+    said: list[str] = []
+    made = Batches(Forgets())(feed(say=said.append))
+    rest = made.epoch(0)
+    next(rest), next(rest)
+    again = Batches(Forgets())(feed(say=said.append))
+    again.restore(made.state())
+    assert [int(y[0]) for _, y in again.epoch(0, 2)] == [3, 4, 5]
+    assert said == [
+        "Forgets did not take its state back (list index out of range); the batches of the epoch "
+        "so far are drawn again"
+    ]

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from yopo.data import Augment, Loader
-from yopo.data.augment import apply, draw, generator
+from yopo.data.augment import SHADES, apply, draw, generator
 
 CPU = torch.device("cpu")
 FULL = Augment(crop=2, flip=True, cutout=3)
@@ -39,7 +40,7 @@ def assert_equal(a: Batches, b: Batches) -> None:
 
 def apply_reference(augment: Augment, image: NDArray[np.uint8], row: list[int]) -> Tensor:
     """One image: pad, slice, mirror, blank a square."""
-    down, right, mirrored, top, left = row
+    down, right, mirrored, top, left = row[:5]
     c = augment.crop
     _, height, width = image.shape
     padded = np.pad(image, ((0, 0), (c, c), (c, c)))
@@ -73,12 +74,56 @@ def test_draws_fill_their_ranges_evenly() -> None:
     """Whole numbers from one seed, the same on every machine."""
     n = 20_000
     numbers = draw(Augment(2, True, 4), n=n, height=5, width=3, seed=0, epoch=0)
-    ranges = [range(-2, 3), range(-2, 3), range(2), range(-2, 3), range(-2, 1)]
+    ranges = [range(-2, 3), range(-2, 3), range(2), range(-2, 3), range(-2, 1), *[range(1)] * 3]
     for column, values in zip(numbers.unbind(1), ranges, strict=True):
         found, counts = column.unique(return_counts=True)
         assert found.tolist() == list(values)
         assert float((counts * len(values) / n - 1).abs().max()) < 0.1
-    assert float(torch.corrcoef(numbers.T.double()).triu(1).abs().max()) < 0.03
+    assert float(torch.corrcoef(numbers[:, :5].T.double()).triu(1).abs().max()) < 0.03
+
+
+def shaded_reference(image: Tensor, factors: list[float]) -> Tensor:  # (3, H, W) uint8
+    """One image by pillow, which rounds after each of the three."""
+    picture = Image.fromarray(image.permute(1, 2, 0).numpy())
+    kinds = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+    for kind, factor in zip(kinds, factors, strict=True):
+        picture = kind(picture).enhance(factor)
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def shaded_exactly(image: Tensor, factors: Tensor) -> Tensor:  # (3, H, W) uint8
+    """One image in float64."""
+    grey = torch.tensor([0.299, 0.587, 0.114])[:, None, None]
+    y = (image.double() * factors[0]).clamp(0, 255)
+    mean = (y * grey).sum(0).mean()
+    y = (mean + factors[1] * (y - mean)).clamp(0, 255)
+    of_each = (y * grey).sum(0)
+    return (of_each + factors[2] * (y - of_each)).clamp(0, 255)
+
+
+def test_shades_are_pillows_and_do_not_depend_on_the_batch() -> None:
+    augment, x = Augment(jitter=0.5), images(40, height=9, width=8)
+    numbers = draw(augment, n=40, height=9, width=8, seed=1, epoch=2)
+    assert int(numbers[:, 5:].abs().max()) <= SHADES
+    factors = 1 + 0.5 * numbers[:, 5:].double() / SHADES
+    assert float((factors - 1).abs().max()) > 0.45
+    expected = torch.stack(
+        [shaded_reference(*one) for one in zip(x, factors.tolist(), strict=True)]
+    )
+    shaded = apply(augment, x, numbers)
+    assert shaded.dtype == torch.uint8
+    off = shaded.int() - expected.int()
+    assert 0 <= int(off.min()) <= int(off.max()) <= 3  # pillow rounds down, and three times
+    exact = torch.stack([shaded_exactly(*one) for one in zip(x, factors, strict=True)])
+    assert float((shaded - exact).abs().max()) < 0.8  # once, and the mean's greys
+    both = [apply(augment, x[part], numbers[part]) for part in (slice(7), slice(7, 40))]
+    assert torch.equal(torch.cat(both), shaded)
+    grey = apply(augment, x[:, :1], numbers)
+    assert grey.shape == (40, 1, 9, 8)
+    as_float = apply(augment, x.float() / 255, numbers)
+    assert float((255 * as_float - shaded).abs().max()) <= 1  # rounded once, and the mean
+    off_again = apply(Augment(jitter=1e-9), x, numbers)
+    assert torch.equal(off_again, x)
 
 
 def test_one_augmentation_does_not_change_anothers_numbers() -> None:

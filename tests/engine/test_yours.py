@@ -206,6 +206,52 @@ def test_hooks_on_gradients_are_run(batch: Batch) -> None:
     torch.testing.assert_close(weight.detach(), before)
 
 
+def test_gradients_are_accumulated(batch: Batch) -> None:
+    """A step takes the mean over its own batch and those that were added before it."""
+    net, (x, y) = bn_convnet(), batch
+    twin = copy.deepcopy(net)
+    groups = [[(x, y), (x.flip(3), y), (x[:4], y[:4])], [(x, y)], [(x.flip(2), y), (x, y)]]
+    torch.manual_seed(1)
+    optimizer, method = sgd(net), YOPO(net, THREAT, m=2, n=2)
+    for group in groups:
+        for part in group:
+            method.backward(*part)
+        for p in net.parameters():
+            assert p.grad is not None
+            p.grad /= len(group)
+        optimizer.step()
+        optimizer.zero_grad()
+    other = sgd(twin)
+    engine = Engine(YOPO(twin, THREAT, m=2, n=2), other)
+    torch.manual_seed(1)
+    for *before, last in groups:
+        weights = [p.clone() for p in twin.parameters()]
+        for part in before:
+            out = engine.add(*part)
+            assert out.loss.isfinite()
+        assert all(torch.equal(a, b) for a, b in zip(weights, twin.parameters(), strict=True))
+        engine.step(*last)
+    assert engine.compiled
+    equal(net, twin)
+    free = Engine(Free(twin, THREAT, m=2, optimizer=other), other)
+    with pytest.raises(ValueError, match="Free steps on every batch"):
+        free.add(*batch)
+
+
+def test_a_batch_that_fails_takes_those_before_it_along(batch: Batch) -> None:
+    """Half a gradient must not join the next step; nor is that one divided by what is gone."""
+    net = convnet()
+    twin = copy.deepcopy(net)
+    plain(net, natural, [batch])
+    optimizer = sgd(twin)
+    engine = Engine(Natural(twin), optimizer)
+    engine.add(*batch)
+    with pytest.raises(ValueError, match="batch_size"):
+        engine.add(batch[0], batch[1][:3])
+    engine.step(*batch)
+    equal(net, twin)
+
+
 def test_where_nothing_compiles_steps_are_plain(
     batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

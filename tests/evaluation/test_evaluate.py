@@ -25,9 +25,11 @@ from yopo.attacks.pgd import LOSSES, climb
 from yopo.attacks.strongest import Strongest
 from yopo.core.frozen import Frozen
 from yopo.core.losses import margin
+from yopo.data.source import InMemory
+from yopo.evaluation.images import Data
 from yopo.evaluation.network import Network
 from yopo.evaluation.result import wilson
-from yopo.evaluation.suite import Data, Piece, run, starts
+from yopo.evaluation.suite import Piece, run, starts
 
 THREATS: list[Threat] = [Linf(EPS), L2(1.5)]
 evaluate = partial(yopo.evaluate, checks=False)  # which have tests of their own
@@ -173,7 +175,7 @@ def test_each_restart_goes_over_what_stands_in_full_batches(
 
     seen = Records()
     net = Network.of(model, "float32", x)
-    data = Data.of(net, x, y)
+    data = Data.of(net, InMemory(x, y))
     outcomes = run(net, data, Linf(EPS), [parse("pgd-1-3")], batch=25, memory=seen)
     standing = outcomes["clean"].correct.nonzero()[:, 0]
     for restart in range(3):
@@ -695,7 +697,7 @@ def test_pieces_of_another_memory_are_used() -> None:
             raise AssertionError
 
     net = Network.of(model, "float32", x)
-    data = Data.of(net, x[:9], y[:9])
+    data = Data.of(net, InMemory(x[:9], y[:9]))
     outcomes = run(net, data, Linf(EPS), [parse("pgd-2")], memory=Claims())
     assert outcomes["pgd-2"].accuracy == 0
     assert outcomes["pgd-2"].seconds == 2.0

@@ -17,6 +17,7 @@ from tests.conftest import Batch, PatchTransformer, bn_convnet, convnet
 from tests.core.test_untouched import fingerprint
 from tests.tiny import tiny_data, tiny_trainer, weights
 from yopo import YOPO, Linf
+from yopo.core import seals
 from yopo.core.first_layer import Split, cut_names
 from yopo.models import preactresnet18
 from yopo.pmp.diagnose import INNER, brief, diagnose, drift
@@ -226,7 +227,8 @@ def test_the_command(
     capsys.readouterr()
     assert run(monkeypatch, "diagnose", out, "--images", "6", "--m", "2", "--device", "cpu") == 0
     shown = capsys.readouterr().out
-    found = json.loads((out / "diagnose.json").read_text())
+    found = seals.read_json(out / "diagnose.json")
+    assert json.loads((out / "diagnose.json").read_text()).keys() - found.keys() == {"sha256"}
     assert f"--method.first_layer {found['first_layer']}" in shown
     assert (out / "diagnose.png").stat().st_size > 10_000
     with monkeypatch.context() as without:

@@ -17,6 +17,7 @@ import yopo.runs.trainer
 from tests.conftest import convnet
 from tests.tiny import Silent, tiny_trainer
 from yopo import cli
+from yopo.cli import ls
 from yopo.core import seals, tensor_files
 from yopo.core.threat import Linf
 from yopo.evaluation.evaluate import evaluate
@@ -153,6 +154,24 @@ def double_a_line(path: Path) -> None:
     path.write_text("".join([lines[0], *lines]))
 
 
+def lose_the_first(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+
+
+def lose_the_second(path: Path) -> None:
+    first, _, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first, *others]))
+
+
+def lose_the_last(path: Path) -> None:
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+def double_the_last(path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, lines[-1]]))
+
+
 def same(out: Path, whole: Path) -> None:
     for name in FILES:
         mine, other = read(out, name), read(whole, name)
@@ -177,6 +196,9 @@ def timeless(tree: dict[str, Any]) -> dict[str, Any]:
         ("metrics.jsonl", cut, "metrics.jsonl was damaged; made again"),
         ("metrics.jsonl", delete, "metrics.jsonl was damaged; made again"),
         ("metrics.jsonl", double_a_line, "metrics.jsonl was damaged; made again"),
+        ("metrics.jsonl", double_the_last, None),  # as one of a later epoch, which comes again
+        ("metrics.jsonl", lose_the_first, "metrics.jsonl was damaged; made again"),
+        ("metrics.jsonl", lose_the_last, "metrics.jsonl was damaged; made again"),
         ("metrics.jsonl", half_a_line, None),
         ("config.yaml", flip, "config.yaml was damaged"),
         ("config.yaml", delete, "config.yaml was damaged"),
@@ -331,6 +353,50 @@ def test_the_report_reads_a_run_whose_last_line_is_cut_off(half: Path, tmp_path:
     assert any("metrics.jsonl is cut off and was left out" in note for note in notes(run))
     flip(out / "metrics.jsonl")
     with pytest.raises(ValueError, match=r"line \d of .*metrics.jsonl"):
+        read_runs([out])
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lose_the_first, r"line 1 of .* or it does not follow the line before it"),
+        (lose_the_second, r"line 2 of .* or it does not follow"),
+        (double_a_line, r"line 2 of .* or it does not follow"),
+        (double_the_last, r"line 4 of .* or it does not follow"),
+        (lose_the_last, r"metrics.jsonl has 2 lines, and result.json was made of 3"),
+    ],
+)
+def test_a_line_that_is_missing_or_there_twice_is_named(
+    damage: Callable[[Path], None], said: str, whole: Path, tmp_path: Path
+) -> None:
+    """Each line that is left is sound by itself. The report, `yopo ls` and resuming see it."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    damage(out / "metrics.jsonl")
+    with pytest.raises(ValueError, match=said):
+        read_runs([out])
+    assert ls.row(out)[1] == "damaged"
+    trainer = tiny_trainer(out, OVER)
+    assert trainer.resume()
+    trainer.run()
+    same(out, whole)
+    assert len(read_runs([out])[0].lines) == 3
+
+
+def test_metrics_of_an_earlier_version_are_gone_on_with(whole: Path, tmp_path: Path) -> None:
+    """Each of its lines had a checksum by itself, or none, and the result counted none."""
+    out = tmp_path / "run"
+    shutil.copytree(whole, out)
+    result = seals.read_json(out / "result.json")
+    assert result.pop("metrics")["lines"] == 3
+    seals.write_json(out / "result.json", result)
+    values, _ = seals.read_lines(out / "metrics.jsonl")
+    alone = json.dumps({**values[1], "check": seals.json_digest(values[1])[:8]})
+    texts = [json.dumps(values[0]), alone, seals.line(values[2], alone)]
+    (out / "metrics.jsonl").write_text("".join(text + "\n" for text in texts))
+    assert read_runs([out])[0].lines == values
+    lose_the_second(out / "metrics.jsonl")
+    with pytest.raises(ValueError, match=r"line 2 of .* does not follow"):
         read_runs([out])
 
 

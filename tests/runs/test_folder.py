@@ -10,6 +10,7 @@ import yopo
 from tests.runs.test_strangers import write
 from tests.tiny import tiny_trainer
 from yopo import cli
+from yopo.core import files
 from yopo.runs import folder
 
 PACKAGE = Path(yopo.__file__).parent
@@ -117,3 +118,17 @@ def test_a_link_that_appears_while_a_run_trains_is_replaced(tmp_path: Path) -> N
     trainer.run()
     assert victim.read_text() == "mine"
     assert [line["epoch"] for line in folder.read_lines(tmp_path / "run")[0]] == [1, 2]
+
+
+def test_names_that_an_evaluation_was_given_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = folder.EvaluationFiles(tmp_path / "eval")
+    there.values.write_text("{}")
+    there.card.write_text("a card")
+    seen: list[list[str]] = []
+    monkeypatch.setattr(
+        files, "flush", lambda path: seen.append(sorted(p.name for p in path.iterdir()))
+    )
+    there.set_aside("2026-01-02 03:04")
+    assert seen == [["eval-202601020304.json", "eval-202601020304.md"]]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import yopo
+from tests.data.test_folders import write
 from tests.tiny import BASE, Silent, as_one_of, in_two, tiny_data, weights
 from yopo.data import Batches, Feed, InMemory, Items, Sources
 from yopo.runs import api
@@ -170,6 +171,36 @@ def test_each_process_keeps_where_its_loader_is(tmp_path: Path) -> None:
     assert any("known for 2 processes, not for 1" in line for line in watch.said)
     y = next(trainer._rest())[1]
     assert torch.equal(y, torch.cat([part["y"] for part in parts]))  # passed over, all the same
+
+
+# ---------------------------------------------------------------- folders
+
+
+def test_a_folder_trains_alike_from_memory_and_picture_by_picture(tmp_path: Path) -> None:
+    for split, many in (("train", 30), ("test", 4)):
+        write(tmp_path / "photos" / split, many=many)
+    model: Tree = {"name": "fitted", "options": {"width": 8, "size": 8}, "normalize": False}
+    folder: Tree = {"name": "folder", "root": str(tmp_path / "photos"), "size": 8, "crop": 1}
+    results = []
+    for resident, there in ((None, True), (False, False)):
+        data = folder | {"resident": resident, "held_out": 10}
+        out = tmp_path / str(there)
+        given = validate(overlay(overlay(BASE, ONE), {"data": data, "model": {"name": "fitted"}}))
+        given = given.model_copy(update={"model": type(given.model).model_validate(model)})
+        results.append(api.train_run(given, out, device="cpu"))
+        written = api.configure(out / "config.yaml")
+        assert written.data.resident is there  # as the evaluation will have it
+        assert api.evaluate_run(out, "pgd-1", device="cpu").result
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
+    assert results[0]["last"] == results[1]["last"]
+    assert results[0]["test_sha256"] != results[1]["test_sha256"]  # of pixels, and of names
+    with pytest.raises(ValueError, match=r"another configuration \(training data\)"):
+        api.train_run(given, tmp_path / "True", device="cpu", resume=True)
+    few = validate(overlay(given.tree(), {"data": {"workers": 2, "resident": True}}))
+    with pytest.raises(ValueError, match=r"leave it out, or say --data\.resident false"):
+        api.train_run(few, tmp_path / "few", device="cpu")
+    with pytest.raises(ValueError, match=r"data\.area is for folders of pictures"):
+        build_data(config(data={"area": "1/4"}).data)
 
 
 # ---------------------------------------------------------------- the door

@@ -101,7 +101,19 @@ def parsed() -> Parsed:
             chosen = import_module(f"yopo.cli.{name}")
             command.epilog = _fitted(chosen.EXAMPLES)
             chosen.options(command)
-    return chosen, *parser.parse_known_args()
+    return chosen, *parser.parse_known_args(joined(sys.argv[1:]))
+
+
+def joined(words: list[str]) -> list[str]:
+    """With --section.setting value as one word: argparse would take the value for another RUN."""
+    result: list[str] = []
+    for word in words:
+        last = result[-1] if result else ""
+        if re.fullmatch(r"--\w+\.[^=]+", last) and not word.startswith("--"):
+            result[-1] = f"{last}={word}"
+        else:
+            result.append(word)
+    return result
 
 
 @unread_is_no_fault()

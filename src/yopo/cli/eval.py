@@ -15,17 +15,19 @@ from rich.table import Table
 
 from yopo.cli.common import data_options, fitted, loading, nothing_else, say, trust_options
 from yopo.cli.screen import Screen
-from yopo.cli.training import track_option
+from yopo.cli.training import settings_typed, track_option
 from yopo.runs.folder import BEST, CARD, EVALUATION
 
 if TYPE_CHECKING:
     from yopo import Result
+    from yopo.runs.overlay import Tree
 
 EXAMPLES = f"""examples:
   yopo eval runs/first --attacks clean,pgd-20,cw,autoattack --samples 1000
   yopo eval runs/c10 --attacks pgd-50-10,cw-linf --weights last --eps 6/255
   yopo eval runs/compare/* --attacks pgd-40,cw
   yopo eval runs/c10/{BEST} --attacks autoattack --batch 500 --save-examples
+  yopo eval --model.name timm:resnet50 --weights FILE --data.name folder --data.root DIR
 attacks: clean, pgd-STEPS[-RESTARTS], cw, cw-linf[-STEPS[-RESTARTS]], autoattack, and its stages
 apgd-ce, apgd-t, fab-t, square. Each runs on the images that are classified correctly.
 Writes {EVALUATION} (all numbers) and {CARD} (the card, a summary) into the run folder. After an
@@ -36,7 +38,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """The options of `yopo eval`."""
     parser.add_argument(
         "runs",
-        nargs="+",
+        nargs="*",
         type=Path,
         metavar="RUN",
         help="folder of a run, a weights file of one, or hf:ORG/NAME",
@@ -59,8 +61,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--weights",
-        choices=["best", "last"],
-        help="weights of a run folder: best on held-out images (default) or last",
+        metavar="WHICH",
+        help="of a run folder: best on held-out images (default) or last; without a RUN, the file "
+        "with the weights of --model.name",
     )
     parser.add_argument(
         "--save-examples",
@@ -78,16 +81,23 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Attack networks on their test sets; write the numbers and the card of each."""
-    nothing_else(rest)
+    if args.runs:
+        nothing_else(rest)
+        if args.weights not in (None, "best", "last"):
+            raise ValueError(f"expected --weights best or last of a run, got {args.weights}")
     with loading():
         from yopo.runs import evaluating
         from yopo.runs.hub import local
         from yopo.runs.sections import read_number
 
-    whose: dict[str, Any] = {"trust": args.trust, "model_name": args.model_name}
-    whose |= {"data_root": args.data_root, "data_path": args.data_path}
-    whose |= {"weights": args.weights, "eps": args.eps and read_number(args.eps, "--eps")}
-    runs = [local(path, say) for path in args.runs]
+    whose: dict[str, Any] = {"eps": args.eps and read_number(args.eps, "--eps")}
+    if args.runs:
+        whose |= {"trust": args.trust, "model_name": args.model_name, "weights": args.weights}
+        whose |= {"data_root": args.data_root, "data_path": args.data_path}
+        runs = [local(path, say) for path in args.runs]
+    else:
+        whose["settings"] = someone_elses(args, rest)
+        runs = [Path(args.weights)]
     for path in runs:  # all checked first
         evaluating.check(path, args.attacks, **whose)
     for path in runs:
@@ -108,6 +118,21 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
             track=args.track,
             **whose,
         )
+
+
+def someone_elses(args: argparse.Namespace, rest: list[str]) -> "Tree":
+    """The settings of a network that no run of ours made."""
+    if args.weights is None or args.model_name is None:
+        raise ValueError(
+            "expected a RUN, or a network of someone else's as --model.name NAME --weights FILE"
+        )
+    known = {
+        "model.name": args.model_name,
+        "data.root": args.data_root,
+        "data.path": args.data_path,
+    }
+    words = [f"--{name}={value}" for name, value in known.items() if value is not None]
+    return settings_typed([*words, *rest])
 
 
 def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,10 @@ from yopo.core.parallel import whole
 
 def values_digest(*values: object) -> str:
     """Of tensors, by type, shape and bytes, and of other values by their repr."""
-    sha = hashlib.sha256()
+    return _go_on(hashlib.sha256(), values)
+
+
+def _go_on(sha: "hashlib._Hash", values: Iterable[object]) -> str:
     for value in values:
         if isinstance(value, Tensor):
             sha.update(f"{value.dtype} {tuple(value.shape)}".encode())
@@ -20,6 +24,16 @@ def values_digest(*values: object) -> str:
         else:
             sha.update(repr(value).encode())
     return sha.hexdigest()
+
+
+def parts_digest(length: int, parts: Iterable[Tensor], *others: object) -> str:
+    """`values_digest(x, *others)` of an x of that length that comes in parts (b, ...)."""
+    parts = iter(parts)
+    sha, first = hashlib.sha256(), next(parts)
+    sha.update(f"{first.dtype} {(length, *first.shape[1:])}".encode())
+    for part in chain([first], parts):
+        sha.update(raw(part))
+    return _go_on(sha, others)
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -1,8 +1,10 @@
 """Gradients between processes: one exchange for each optimizer step, and who takes care of it."""
 
+import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial, reduce
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -13,9 +15,11 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from yopo.core.digest import values_digest
-from yopo.core.parallel import in_group, is_shard, is_spread, parallel, surrounding
+from yopo.core.parallel import in_group, is_several, is_shard, is_spread, parallel, surrounding
 
+WORDS = 500  # bytes of what a process says that it could not do
 _exchanging: WeakSet[Optimizer] = WeakSet()  # before each step
+_withheld: WeakSet[Optimizer] = WeakSet()  # for now
 _compared: WeakSet[Optimizer] = WeakSet()  # whose weights were seen to be the same everywhere
 _passes: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # backward calls, up to two
 
@@ -47,8 +51,45 @@ def exchange_gradients(optimizer: Optimizer) -> Callable[[], None]:
 
 
 def exchanges(optimizer: Optimizer) -> bool:
-    """Whether its steps begin with an exchange between processes."""
-    return optimizer in _exchanging and _is_several()
+    """Whether its steps begin with an exchange between processes, be it a group of one."""
+    return optimizer in _exchanging and in_group()
+
+
+@contextmanager
+def withheld(optimizer: Optimizer) -> Iterator[None]:
+    """Its steps do all that they do but send: in the block no process waits for another."""
+    _withheld.add(optimizer)
+    try:
+        yield
+    finally:
+        _withheld.discard(optimizer)
+
+
+def agreed(wrong: str) -> str:
+    """What went wrong in the first process in which something did, in all; "" if nothing did.
+
+    All must ask, and nothing may be exchanged between what may fail and this.
+    """
+    if not in_group():
+        return wrong
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    failed = torch.zeros(dist.get_world_size(), device=device)
+    failed[dist.get_rank()] = bool(wrong)
+    dist.all_reduce(failed)
+    if not failed.any():
+        return ""
+    first, mine = int(failed.argmax()), wrong.encode()[:WORDS]
+    words = torch.tensor([*mine, *bytes(WORDS - len(mine))], dtype=torch.uint8, device=device)
+    dist.broadcast(words, first)
+    said = bytes(words.tolist()).rstrip(b"\0").decode(errors="ignore")
+    return f"process {first}: {said}" if is_several() else said
+
+
+def is_first_here() -> bool:
+    """Whether this is the first process of its machine; where nobody counted them, all are."""
+    if many := int(os.environ.get("LOCAL_WORLD_SIZE", "0")):  # LOCAL_RANK may be 0 in all of them
+        return dist.get_rank() % many == 0
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def watch(model: nn.Module, *, handed: bool = False) -> None:
@@ -57,17 +98,22 @@ def watch(model: nn.Module, *, handed: bool = False) -> None:
     At its second backward: the first may be a trial, before the optimizer is made.
     handed: a loss is handed over, so that a wrapper around this code sees its backward().
     """
-    if not _is_several():
+    if not is_several():
         return
     before = _passes.get(model, 0)
     if before < 2:
         _passes[model] = before + 1
-    if before == 1 and not (_is_taken_care_of(model) or (handed and surrounding())):
+    if before != 1 or (handed and surrounding()):
+        return
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if alone := _left_alone(model, trained):
+        which = "this model" if alone == len(trained) else f"{alone} of this model's parameters"
+        also = "" if alone == len(trained) else ", for each optimizer, or freeze what none trains"
         warnings.warn(
             f"there are {dist.get_world_size()} processes, and nothing averages the gradients of "
-            "this model over them, so each trains a network of its own; call "
-            "yopo.exchange_gradients(optimizer) once before the loop, or give the method the model "
-            "inside DistributedDataParallel. If your loop averages them itself, all is well",
+            f"{which} over them, so each trains a network of its own; call "
+            f"yopo.exchange_gradients(optimizer) once before the loop{also}, or give the method the"
+            " model inside DistributedDataParallel. If your loop averages them itself, all is well",
             stacklevel=3,
         )
 
@@ -110,7 +156,8 @@ def _exchange(optimizer: Optimizer) -> None:
     """
     if not in_group():
         return
-    if optimizer not in _compared:
+    sends = optimizer not in _withheld
+    if sends and optimizer not in _compared:
         if differing(_parameters(optimizer)):
             raise RuntimeError(
                 "the processes begin with different weights, which averaged gradients would not "
@@ -125,10 +172,13 @@ def _exchange(optimizer: Optimizer) -> None:
     here = [p.grad is not None for p in chosen]
     kind = reduce(torch.promote_types, (p.dtype for p in chosen))
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in chosen]
-    flags = torch.tensor(here, dtype=kind, device=grads[0].device)
+    flags = torch.ones(len(here), dtype=kind, device=grads[0].device)
+    if not all(here):  # else nothing is copied to the device, as a CUDA graph needs it
+        flags.copy_(torch.tensor(here))
     flat = torch.cat([flags, *(g.reshape(-1).to(kind) for g in grads)])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
+    if sends:
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
     anywhere, *parts = flat.split([len(chosen), *(g.numel() for g in grads)])
     torch._foreach_copy_(grads, [f.view_as(g) for f, g in zip(parts, grads, strict=True)])
     if not all(here):  # else there is no need to wait for the device
@@ -136,19 +186,15 @@ def _exchange(optimizer: Optimizer) -> None:
             p.grad = grad if some else None
 
 
-def _is_several() -> bool:
-    return in_group() and dist.get_world_size() > 1
-
-
-def _is_taken_care_of(model: nn.Module) -> bool:
-    """Whether DistributedDataParallel, sharding or our exchange averages its gradients."""
+def _left_alone(model: nn.Module, trained: list[nn.Parameter]) -> int:
+    """Of how many parameters no DistributedDataParallel, sharding or exchange averages .grad."""
     old = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
     if old and any(isinstance(m, old.FullyShardedDataParallel) for m in model.modules()):
-        return True
+        return 0
     if parallel(model) or is_spread(model):
-        return True
-    own = {id(p) for p in model.parameters()}
-    return any(id(p) in own for optimizer in _exchanging for p in _parameters(optimizer))
+        return 0
+    exchanged = {id(p) for optimizer in _exchanging for p in _parameters(optimizer)}
+    return sum(id(p) not in exchanged for p in trained)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -25,6 +25,11 @@ def in_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def is_several() -> bool:
+    """Whether there are others in it."""
+    return in_group() and dist.get_world_size() > 1
+
+
 def parallel(model: nn.Module) -> list[DistributedDataParallel]:
     """Those of its modules that are wrapped in DistributedDataParallel."""
     return [m for m in model.modules() if isinstance(m, DistributedDataParallel)]

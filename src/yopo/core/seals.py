@@ -1,7 +1,8 @@
 """Checksums inside the files of a run, so that a file and its checksum change together.
 
 They are made of the values, not of the text: another layout is no damage. A file without one, of
-an earlier version or written by hand, is read as it is.
+an earlier version or written by hand, is read as it is. That of a line covers the line before it
+too, and so all before it: a line that is missing, or there twice, is seen.
 """
 
 import hashlib
@@ -27,9 +28,15 @@ def read_json(path: Path) -> Any:  # noqa: ANN401
     return opened(files.read_json(path), path)
 
 
-def line(value: Mapping[str, Any]) -> str:
-    """A line of metrics.jsonl, with its checksum."""
-    return json.dumps({**value, SHORT: json_digest(value)[:8]})
+def line(value: Mapping[str, Any], before: str = "") -> str:
+    """A line of metrics.jsonl, with its checksum; `before`: the line before it, "" if none is."""
+    check = open_line(before, "the line before", None)[1] if before else ""
+    return json.dumps({**value, SHORT: _follows(value, check)})
+
+
+def _follows(value: Mapping[str, Any], check: str) -> str:
+    """The checksum of a line after one with this checksum."""
+    return json_digest([check, value])[:8]
 
 
 def read_lines(path: Path) -> tuple[list[Any], str | None]:
@@ -38,13 +45,14 @@ def read_lines(path: Path) -> tuple[list[Any], str | None]:
     A process that is killed while it writes leaves half a line; damage elsewhere is refused.
     """
     lines: list[Any] = []
-    texts = files.read_text(path).split("\n")
+    texts, check = files.read_text(path).split("\n"), ""
     for number, text in enumerate(texts, 1):
         if number == len(texts) and not text:  # after the last line's end
             break
         where = f"line {number} of {path}"
         try:
-            lines.append(open_line(text, where))
+            value, check = open_line(text, where, check)
+            lines.append(value)
         except ValueError as error:
             if number == len(texts):
                 return lines, f"{where} is cut off and was left out ({error})"
@@ -52,9 +60,23 @@ def read_lines(path: Path) -> tuple[list[Any], str | None]:
     return lines, None
 
 
-def open_line(text: str, where: str) -> Any:  # noqa: ANN401
-    """The value in a line of metrics.jsonl, if its checksum agrees."""
-    return opened(files.parse_json(text, where), where, SHORT)
+def open_line(text: str, where: str, before: str | None) -> tuple[Any, str]:
+    """The value in a line of metrics.jsonl and its checksum, if that agrees.
+
+    before: the checksum of the line before, "" of the first one; None: whatever that was. Lines of
+    earlier versions have checksums of their own alone.
+    """
+    value = files.parse_json(text, where)
+    if not isinstance(value, dict) or SHORT not in value:
+        return value, json_digest(value)[:8]
+    check, rest = value[SHORT], {k: v for k, v in value.items() if k != SHORT}
+    if before is not None and check not in (_follows(rest, before), json_digest(rest)[:8]):
+        raise ValueError(
+            f"{where} was damaged or edited, or it does not follow the line before it: its checksum"
+            " does not fit. `train --resume` makes the file anew; if you changed it yourself, take "
+            f"every {SHORT!r} in it away"
+        )
+    return rest, check
 
 
 def write_yaml(path: Path, tree: Mapping[str, Any]) -> None:
@@ -77,15 +99,15 @@ def read_yaml(path: Path) -> Any:  # noqa: ANN401
     return tree
 
 
-def opened(value: Any, where: Path | str, key: str = KEY) -> Any:  # noqa: ANN401
+def opened(value: Any, where: Path | str) -> Any:  # noqa: ANN401
     """A value from a JSON file without its checksum, if that agrees."""
-    if not isinstance(value, dict) or key not in value:
+    if not isinstance(value, dict) or KEY not in value:
         return value
-    rest = {k: v for k, v in value.items() if k != key}
-    if value[key] != json_digest(rest)[: 8 if key == SHORT else 64]:
+    rest = {k: v for k, v in value.items() if k != KEY}
+    if value[KEY] != json_digest(rest):
         raise ValueError(
             f"{where} was damaged or edited: its checksum does not fit. Make it anew; if you "
-            f"changed it yourself, take its {key!r} away"
+            f"changed it yourself, take its {KEY!r} away"
         )
     return rest
 

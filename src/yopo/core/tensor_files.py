@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -68,6 +69,31 @@ def load_tensors(path: Path) -> Tensors:
         raise ValueError(f"{path} is not a safetensors file ({error})") from None
     # A byte that is neither 0 nor 1 is no bool, and torch may do anything with it.
     return {k: t.view(torch.uint8) != 0 if t.dtype == torch.bool else t for k, t in tensors.items()}
+
+
+def load_foreign(path: Path) -> dict[str, Any]:
+    """What a file of someone else's holds: safetensors, or what torch.save wrote, tensors alone.
+
+    The user must have named the file: torch reads no code from it, but is less strict than we are.
+    """
+    with open_plain(path) as file:
+        start = file.read(9)
+    if start[8:] == b"{":
+        return dict(load_tensors(path))
+    try:
+        with open_plain(path) as file:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # of pickle, of zip, or torch's own
+        why = next((w for w in str(error).splitlines() if "Unsupported" in w), str(error))
+        raise ValueError(
+            f"{path} was not read: {' '.join(why.split())[:200]}. Expected tensors alone; where "
+            "you trust the file, save them with safetensors.torch.save_file"
+        ) from None
+    if not isinstance(content, Mapping):
+        raise ValueError(
+            f"expected a dictionary of tensors in {path}, got {type(content).__name__}"
+        )
+    return dict(content)
 
 
 def check_header(path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from yopo.core.checks import check_step
+from yopo.core.random import Counted
 from yopo.core.words import fraction
 
 
@@ -89,6 +90,10 @@ class Linf(_Ball):
         eta = torch.empty_like(x).uniform_(-1, 1, generator=generator)
         return self.project(self.eps * eta, x)
 
+    def start_counted(self, x: Tensor, numbers: Counted) -> Tensor:
+        """The same, from numbers that are the image's own."""
+        return self.project(self.eps * numbers.in_cube(x), x)
+
     def project(self, eta: Tensor, x: Tensor) -> Tensor:
         """Clamp eta to [-eps, eps] ∩ [-x, 1 - x]; exact in floating point and idempotent."""
         return eta.clamp((-x).clamp(min=-self.eps), (1 - x).clamp(max=self.eps))
@@ -116,6 +121,10 @@ class L2(_Ball):
         u = torch.empty_like(_norm(x)).uniform_(generator=generator)
         radius = self.eps * u ** (1 / x[0].numel())
         return self.project(radius * direction / _norm(direction), x)
+
+    def start_counted(self, x: Tensor, numbers: Counted) -> Tensor:
+        """The same, from numbers that are the image's own."""
+        return (self.eps * numbers.in_ball(x)).clamp(-x, 1 - x)
 
     def project(self, eta: Tensor, x: Tensor) -> Tensor:
         """Scale eta back to the sphere where it is outside, then clamp x + eta to the box.

@@ -11,6 +11,7 @@ from yopo.data.batches import Batches
 from yopo.data.fetch import get
 from yopo.data.items import Items
 from yopo.data.loader import Loader
+from yopo.data.pictures import Folder
 from yopo.data.source import Feed, InMemory, Pictures, Rows, Source, Sources
 from yopo.data.sources import Arrays, default_root, load, mnist_subset
 from yopo.data.streamed import Streamed
@@ -20,6 +21,7 @@ __all__ = [
     "Augment",
     "Batches",
     "Feed",
+    "Folder",
     "InMemory",
     "Items",
     "Loader",

@@ -6,16 +6,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+SHADES = 1 << 16
+GREY = (0.299, 0.587, 0.114)  # of red, green and blue
+
 
 @dataclass(frozen=True, slots=True)
 class Augment:
-    """What is done to training images, in this order."""
+    """What is done to training images: shades first, then in this order."""
 
     crop: int = 0  # random shift by up to this many pixels, zero padding
     flip: bool = False  # mirror horizontally with probability 1/2
     cutout: int = 0  # side of a square set to 0, its centre anywhere in the image
+    jitter: float = 0.0  # brightness, contrast and saturation times 1 - jitter to 1 + jitter
 
     def __post_init__(self) -> None:
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"expected jitter from 0 to 1, got {self.jitter}; 0 is off")
         for name in ("crop", "cutout"):
             if getattr(self, name) < 0:
                 raise ValueError(
@@ -24,17 +30,20 @@ class Augment:
 
 
 def draw(augment: Augment, *, n: int, height: int, width: int, seed: int, epoch: int) -> Tensor:
-    """Random numbers for the n images of an epoch: down, right, mirrored, top, left.  # (n, 5)
+    """Random numbers for the n images of an epoch.  # (n, 8)
+
+    Down, right, mirrored, top, left; brightness, contrast and saturation in parts of SHADES.
 
     Each is drawn from its own generator, so that one augmentation does not change another's.
     """
-    c, half = augment.crop, augment.cutout // 2
+    c, half, shades = augment.crop, augment.cutout // 2, SHADES if augment.jitter else 0
     ranges = {
         "crop down": (-c, c + 1),
         "crop right": (-c, c + 1),
         "flip": (0, 1 + augment.flip),
         "cutout top": (-half, height - half),
         "cutout left": (-half, width - half),
+        **dict.fromkeys(("brightness", "contrast", "saturation"), (-shades, shades + 1)),
     }
     columns = [
         torch.randint(low, high, (n,), generator=generator(seed, epoch, purpose))
@@ -43,8 +52,8 @@ def draw(augment: Augment, *, n: int, height: int, width: int, seed: int, epoch:
     return torch.stack(columns, 1)
 
 
-def apply(augment: Augment, x: Tensor, numbers: Tensor) -> Tensor:  # (B, C, H, W) uint8, (B, 5)
-    """Shift, mirror and cut out all images at once, where x is.
+def apply(augment: Augment, x: Tensor, numbers: Tensor) -> Tensor:  # (B, C, H, W), (B, 8)
+    """Shade, shift, mirror and cut out all images at once, where x is.
 
     Pixel (i, j) of the result is pixel (i + down, j' + right) of the image, with j' = W - 1 - j
     where it is mirrored; 0 outside the image and in the square.
@@ -52,9 +61,11 @@ def apply(augment: Augment, x: Tensor, numbers: Tensor) -> Tensor:  # (B, C, H, 
     if augment == Augment():
         return x
     height, width = x.shape[2:]
-    down, right, mirrored, top, left = numbers[:, :, None].unbind(1)  # (B, 1) each
+    if augment.jitter:
+        x = shaded(x, 1 + augment.jitter * numbers[:, 5:].float() / SHADES)
+    down, right, mirrored, top, left = numbers[:, :5, None].unbind(1)  # (B, 1) each
     i, j = (torch.arange(side, device=x.device)[None] for side in (height, width))
-    keep = torch.ones((), dtype=torch.bool, device=x.device)
+    keep = torch.ones(1, 1, 1, dtype=torch.bool, device=x.device)
     if augment.crop or augment.flip:
         rows = i + down  # (B, H)
         columns = torch.where(mirrored == 1, width - 1 - j, j) + right  # (B, W)
@@ -66,6 +77,28 @@ def apply(augment: Augment, x: Tensor, numbers: Tensor) -> Tensor:  # (B, C, H, 
         square = _inside(i, top, top + augment.cutout)[:, :, None]
         keep = keep & ~(square & _inside(j, left, left + augment.cutout)[:, None])
     return x * keep[:, None]
+
+
+def shaded(x: Tensor, factors: Tensor) -> Tensor:  # (B, C, H, W), (B, 3)
+    """Images of other brightness, contrast (from their mean grey) and saturation (from grey)."""
+    brightness, contrast, saturation = factors[:, :, None, None, None].unbind(1)
+    whole = x.dtype == torch.uint8
+    most = 255 if whole else 1
+    y = (x.float() * brightness).clamp(0, most)
+    # Of whole numbers, so that the sum is the same whatever adds them up in which order.
+    mean = (_grey(y) * (255 / most)).round().to(torch.int64).sum((1, 2, 3), keepdim=True)
+    mean = mean.float() * (most / 255 / x[0, 0].numel())
+    y = (mean + (y - mean) * contrast).clamp(0, most)
+    grey = _grey(y)
+    y = (grey + (y - grey) * saturation).clamp(0, most)
+    return y.round().to(torch.uint8) if whole else y.to(x.dtype)
+
+
+def _grey(x: Tensor) -> Tensor:  # (B, C, H, W) -> (B, 1, H, W)
+    """As pillow has it; of other than three channels, their mean."""
+    weights = GREY if x.shape[1] == 3 else (1 / x.shape[1],) * x.shape[1]
+    parts = (w * channel for w, channel in zip(weights, x.split(1, 1), strict=True))
+    return torch.stack(list(parts)).sum(0)
 
 
 def _inside(values: Tensor, low: Tensor | int, high: Tensor | int) -> Tensor:

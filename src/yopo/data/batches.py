@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -117,10 +118,18 @@ class Opened:
             return
         first, (state, self._state) = 0, (self._state, None)
         self._tell(epoch)
+        batches: Iterator[tuple[Tensor, Tensor]] = self._drawn(epoch, 0)
         if state is not None and state[0] == (epoch, start):
-            self.loader.load_state_dict(state[1])
-            first = start
-        batches = self._drawn(epoch, first)
+            rest = self._drawn(epoch, start)
+            try:
+                self.loader.load_state_dict(state[1])
+                batches, first = chain([next(rest)], rest), start
+            except Exception as error:  # what other libraries raise can be anything
+                why = str(error).strip().rpartition("\n")[2]
+                self.feed.say(
+                    f"{type(self.loader).__name__} did not take its state back ({why[:200]}); "
+                    "the batches of the epoch so far are drawn again"
+                )
         for step in range(first, len(self)):
             x, y = next(batches)
             if step < start:

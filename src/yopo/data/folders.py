@@ -94,10 +94,17 @@ def split(listed: Listed, names: tuple[str, ...]) -> tuple[list[bool], list[bool
     A picture's own content says where it belongs: copies of it come to the same side, and others
     that are added later do not move it into the test set of a network that was trained on it.
     """
-    check_classes(listed.folder, listed.labels, names, least=2)
     with ThreadPoolExecutor() as pool:
-        digests = pool.map(file_digest, map(listed.path, range(len(listed.files))), chunksize=64)
-        places = [_place(digest) for digest in digests]
+        files = map(listed.path, range(len(listed.files)))
+        return placed(listed, names, list(pool.map(file_digest, files, chunksize=64)))
+
+
+def placed(
+    listed: Listed, names: tuple[str, ...], digests: list[str]
+) -> tuple[list[bool], list[bool]]:
+    """The same by digests of whatever says where a picture belongs."""
+    check_classes(listed.folder, listed.labels, names, least=2)
+    places = [_place(digest) for digest in digests]
     test = [place < TEST_PART * 16**8 for place in places]
     for rows in _by_class(listed.labels, len(names)):
         rows.sort(key=places.__getitem__)
@@ -105,11 +112,13 @@ def split(listed: Listed, names: tuple[str, ...]) -> tuple[list[bool], list[bool
     return [not t for t in test], test
 
 
-def said_of_split(listed: Listed, test: Sequence[int], names: tuple[str, ...]) -> str:
+def said_of_split(
+    listed: Listed, test: Sequence[int], names: tuple[str, ...], by: str = "content"
+) -> str:
     """How it was split, and which classes have too few test pictures to be judged by themselves."""
     said = (
         f"{listed.folder} has no train/ and test/: {len(test)} of its {len(listed.files)} pictures "
-        f"are the test set,\ndrawn by their content with seed {SPLIT_SEED}, the same ones in every "
+        f"are the test set,\ndrawn by their {by} with seed {SPLIT_SEED}, the same ones in every "
         "run"
     )
     whole, drawn = Counter(listed.labels), Counter(test)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
 Bytes = NDArray[np.uint8]
+Box = tuple[int, int, int, int]  # left, top, right, bottom
+Choose = Callable[[int, int], Box]  # chooses a part of a picture of that width and height
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # EPS would start Ghostscript
 PIXELS = 25_000_000  # of a picture in memory; up to 14 bytes each while it is read
@@ -149,21 +151,25 @@ class _Unpickler(pickle._Unpickler):  # Python's own: that in C takes memory for
 # --- pictures
 
 
-def read_picture(file: Path, size: int | None, mode: str = "RGB") -> Bytes:  # (H, W, 3)
+def read_picture(  # (H, W, 3)
+    file: Path, size: int | None, mode: str = "RGB", cut: Choose | None = None
+) -> Bytes:
     """A picture as RGB; with `size`, its shorter side brought to that, and the centre cut out.
 
-    (H, W) for the mode "L".
+    (H, W) for the mode "L". With `cut`, the part that this chooses is brought to size x size.
     """
     try:
         with open_plain(file) as stream:
-            return decode(stream, size, mode)
+            return decode(stream, size, mode, cut)
     except ImportError:
         raise
     except Exception as error:  # what pillow raises on damaged files can be anything
         raise ValueError(f"cannot read {file}: {said(error)}; repair or remove it") from error
 
 
-def decode(stream: BinaryIO, size: int | None = None, mode: str = "RGB") -> Bytes:
+def decode(
+    stream: BinaryIO, size: int | None = None, mode: str = "RGB", cut: Choose | None = None
+) -> Bytes:
     """The same from an open file; (H, W) for the mode "L"."""
     try:
         from PIL import Image
@@ -186,7 +192,10 @@ def decode(stream: BinaryIO, size: int | None = None, mode: str = "RGB") -> Byte
         else:
             image = opened
         image = image.convert(mode)
-    if size is not None:
+    if cut is not None:
+        sides = (size, size) if size is not None else image.size
+        image = image.resize(sides, Image.Resampling.BILINEAR, box=cut(*image.size))
+    elif size is not None:
         scale = size / min(width, height)
         width, height = max(size, round(width * scale)), max(size, round(height * scale))
         if width * height > PIXELS:

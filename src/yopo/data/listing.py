@@ -50,15 +50,15 @@ def look_into(root: Path) -> Splits:
             f"no folder {root.absolute()}; name one with --data.root, which has {LAYOUTS}"
         )
     if not any(_is_split(root / name) for name in ("train", "test", "val")):
-        names = _classes(root)
-        return Splits(names, _listed(root, names), None)
+        names = classes_in(root)
+        return Splits(names, list_pictures(root, names), None)
     second = next((root / s for s in ("test", "val") if (root / s).is_dir()), root / "test")
     for folder in (root / "train", second):
         if not folder.is_dir():
             raise FileNotFoundError(
                 f"no folder {folder.absolute()}; expected in {root} (--data.root) {LAYOUTS}"
             )
-    names, others = _classes(root / "train"), _classes(second)
+    names, others = classes_in(root / "train"), classes_in(second)
     if only := set(names) ^ set(others):
         raise ValueError(
             f"expected the same classes in {root / 'train'} and {second}, got only in one of them: "
@@ -70,7 +70,9 @@ def look_into(root: Path) -> Splits:
             f"{root / 'val'} is not used: the test set is {second}, and weights are chosen by "
             "images held out of train/ (--data.held_out)"
         )
-    return Splits(names, _listed(root / "train", names), _listed(second, names), tuple(notes))
+    return Splits(
+        names, list_pictures(root / "train", names), list_pictures(second, names), tuple(notes)
+    )
 
 
 def _is_split(folder: Path) -> bool:
@@ -78,7 +80,8 @@ def _is_split(folder: Path) -> bool:
     return folder.is_dir() and any(f.is_dir() for f in folder.iterdir())
 
 
-def _classes(folder: Path) -> tuple[str, ...]:
+def classes_in(folder: Path) -> tuple[str, ...]:
+    """The names of its folders, sorted."""
     names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
     if not names:
         raise ValueError(
@@ -88,7 +91,8 @@ def _classes(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _listed(folder: Path, names: tuple[str, ...]) -> Listed:
+def list_pictures(folder: Path, names: tuple[str, ...]) -> Listed:
+    """All pictures of these classes; none is opened."""
     files: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(names):

@@ -172,3 +172,10 @@ class Rows:
     def read(self, rows: Tensor) -> Tensor:
         """Images of these rows."""
         return self.of.read(self.rows[rows])
+
+
+def is_in_memory(pictures: Pictures) -> bool:
+    """Whether reading them only copies."""
+    while isinstance(pictures, Rows):
+        pictures = pictures.of
+    return isinstance(pictures, InMemory)

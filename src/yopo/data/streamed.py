@@ -1,8 +1,11 @@
 """Batches of pictures that are read when their turn comes, ahead of it, by worker processes."""
 
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import parent_process
+from threading import Thread
 from typing import NamedTuple
 
 import torch
@@ -11,11 +14,46 @@ from torch.utils.data import DataLoader, Dataset
 
 from yopo.data.augment import apply, draw, generator
 from yopo.data.loader import check_batch, share
-from yopo.data.source import Feed, Pictures, Rows
+from yopo.data.source import Feed, Pictures, Rows, is_in_memory
 
 AHEAD = 2  # batches that each worker has ready
-GRACE = 30  # seconds that a worker goes on after SIGTERM, as long as torchrun waits, too
 Turn = tuple[int, Tensor]  # an epoch, and the rows (B,) of a batch
+
+
+def read_ahead(pictures: Pictures, parts: Sequence[Tensor], workers: int) -> Iterator[Tensor]:
+    """Images of these parts of the rows, as they are; worker processes read the next ones.
+
+    What is in memory is not sent between processes.
+    """
+    if not workers or len(parts) < 2 or is_in_memory(pictures):
+        yield from map(pictures.read, parts)
+        return
+    batches = DataLoader(
+        _Read(pictures),
+        sampler=list(parts),
+        batch_size=None,
+        num_workers=min(workers, len(parts)),
+        prefetch_factor=AHEAD,
+        worker_init_fn=Deaf(),
+        generator=torch.Generator(),  # else the global stream moves
+    )
+    for x, wrong in batches:
+        if wrong:
+            raise ValueError(wrong)
+        yield x
+
+
+@dataclass(frozen=True, slots=True)
+class _Read(Dataset[tuple[Tensor, str]]):
+    """Images as a worker reads them, or why there are none."""
+
+    pictures: Pictures
+
+    def __getitem__(self, rows: Tensor) -> tuple[Tensor, str]:
+        try:
+            return self.pictures.read(rows), ""
+        except ValueError as error:  # its traceback in a worker would hide the sentence
+            return torch.empty(0), str(error)
 
 
 class Drawn(NamedTuple):
@@ -116,15 +154,19 @@ class Deaf:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, _last_orders if hasattr(signal, "alarm") else signal.SIG_DFL)
+        if hasattr(signal, "sigwaitinfo"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            Thread(target=_end_when_the_run_says, daemon=True).start()
         if self.then is not None:
             self.then(worker)
 
 
-def _last_orders(*_: object) -> None:
-    """It ends after a while, or at once when asked again."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.alarm(GRACE)
+def _end_when_the_run_says() -> None:
+    """SIGTERM ends a worker if it is the run's own, in silence, as torch's workers do."""
+    run = parent_process()
+    while run is not None:
+        if signal.sigwaitinfo({signal.SIGTERM}).si_pid == run.pid:
+            os._exit(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
 
+from yopo.core.exchange import withheld
 from yopo.core.frozen import forked_rng
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
@@ -15,6 +16,14 @@ from yopo.methods.base import Method, Step
 
 WARM_UP = 3  # steps before the capture, as torch asks for
 Work = Callable[[Tensor, Tensor], Step]
+T = TypeVar("T")
+
+
+class Agree(Protocol):
+    """Does what may fail; an error in one process is raised in all."""
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        """What work finds."""
 
 
 class Rehearsal:
@@ -106,24 +115,50 @@ class Capture:
         self._state: Any = None  # the optimizer's
         self._numbers: dict[str, list[Any]] = {}
 
-    def record(self, rehearse: Work, work: Work, x: Tensor, y: Tensor) -> None:
-        """Capture one step, and see that its replay does what the step does."""
+    def record(self, rehearse: Work, work: Work, x: Tensor, y: Tensor, agree: Agree) -> None:
+        """Capture one step, and see that its replay does what the step does.
+
+        Of several processes all go from one stage to the next, or none: nothing is sent before all
+        have warmed up, and nothing while they record; then all replay what is sent in between.
+        """
         if not begins_at_zero(self._optimizer):
             raise ValueError(f"{type(self._optimizer).__name__} may not begin at zero")
         rehearsal = self.rehearsal
         self._x, self._y = x.clone(), y.clone()
         side = torch.cuda.Stream(self._device)
         side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                expected, there = rehearsal(rehearse, self._x, self._y)
-        torch.cuda.current_stream(self._device).wait_stream(side)
-        if rehearsal.exchanges_buffers:
-            raise ValueError("the network puts new tensors in the place of its buffers")
-        graph = torch.cuda.CUDAGraph()
-        recording = torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local")
-        with rehearsal.no_trace(x), recording:
-            self._out = work(self._x, self._y)
+
+        def warm_up() -> None:
+            with withheld(self._optimizer), torch.cuda.stream(side):
+                for _ in range(WARM_UP - 1):
+                    rehearsal(rehearse, self._x, self._y)
+            if rehearsal.exchanges_buffers:
+                raise ValueError("the network puts new tensors in the place of its buffers")
+
+        def expect() -> tuple[Tensor, Tensor]:
+            with torch.cuda.stream(side):
+                return rehearsal(rehearse, self._x, self._y)
+
+        def capture() -> torch.cuda.CUDAGraph:
+            torch.cuda.current_stream(self._device).wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            recording = torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local")
+            with rehearsal.no_trace(x), recording:
+                self._out = work(self._x, self._y)
+            return graph
+
+        agree(warm_up)
+        expected, there = agree(expect)
+        graph = agree(capture)
+        agree(lambda: self._compare(graph, x, expected, there))
+        self.keep(graph)
+
+    def _compare(
+        self, graph: torch.cuda.CUDAGraph, x: Tensor, expected: Tensor, there: Tensor
+    ) -> None:
+        """Refuse a graph that does not lead to this loss and these weights."""
+        assert self._out is not None
+        rehearsal = self.rehearsal
         with rehearsal.no_trace(x):
             graph.replay()
             loss = self._out.loss.clone()
@@ -136,7 +171,6 @@ class Capture:
         off, way = (reached - there).norm(), (there - start).norm()
         if off > 0.5 * way and way > 1e-6 * start.norm():  # less may be rounding
             raise RuntimeError("its replay moves the weights otherwise than the step does")
-        self.keep(graph)
 
     def keep(self, graph: torch.cuda.CUDAGraph) -> None:
         """From now on steps are replays of it."""

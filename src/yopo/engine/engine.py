@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal
+from functools import cache, partial
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from yopo.core.checks import check_choice, check_optimizer
-from yopo.core.exchange import exchanges, watch
-from yopo.core.parallel import is_spread, parallel
+from yopo.core.exchange import agreed, exchanges, is_first_here, watch, withheld
+from yopo.core.parallel import is_several, is_spread, parallel, unexchanged
 from yopo.engine.capture import Capture, Rehearsal
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
@@ -32,6 +32,7 @@ from yopo.engine.watched import Watched
 from yopo.methods.base import Method, Step, plain
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Options:
     precision: Literal["float32", "bf16"]
     compile: bool
     capture: bool
+    capture_exchange: bool  # between several processes
     cast: bool
     overlap: bool
 
@@ -50,7 +52,10 @@ class Engine:
 
     Every batch should have the shape of the first; others run plainly. Only the first batch is
     checked, so that no step waits for the device. The next step overwrites the tensors in the
-    answer. Schedulers work as usual; a radius that grows is `step(..., part=)`.
+    answer. Schedulers work as usual; a radius that grows is `step(..., part=)`. `add` accumulates
+    gradients. After `yopo.exchange_gradients(optimizer)` several processes compile, the first of
+    each machine before the others, and all go on alike; what they exchange is part of the CUDA
+    graph with capture_exchange alone, which was not tried on GPUs.
     say: gets the line that says what could not be made fast; the log by default.
     """
 
@@ -63,6 +68,7 @@ class Engine:
         precision: Literal["float32", "bf16"] = "float32",
         compile: bool = True,
         capture: bool = True,
+        capture_exchange: bool = False,
         say: Callable[[str], None] = logger.warning,
     ) -> None:
         check_choice("precision", precision, ("float32", "bf16"))
@@ -83,10 +89,13 @@ class Engine:
         self._capture = Capture(rehearsal, optimizer, device)
         on_gpu = device.type == "cuda"
         half = precision == "bf16" and on_gpu  # where a cast pays, and a second stream
-        self.options = Options(precision, compile, capture and on_gpu, cast=half, overlap=half)
+        self.options = Options(
+            precision, compile, capture and on_gpu, capture_exchange, cast=half, overlap=half
+        )
         self.warmup_seconds = 0.0
         self._plain = self._fast = method
         self._watched: Watched | None = None
+        self._added = 0  # batches whose gradients wait for the next step
 
     @property
     def device(self) -> torch.device:
@@ -128,20 +137,47 @@ class Engine:
         given stays). updates: steps made before, for EMA; by default those of this engine.
         """
         watch(self.method.model)
-        if self._watched is None:
-            self.prepare(x, y)
-        assert self._watched is not None
-        x, y = plain(x), plain(y if y.is_floating_point() else y.long())
-        self._watched.check()
-        self._numbers.check(part)
+        x, y = self._taken(x, y, part)
         with self._here():
             self._numbers.write(part, updates)
             self._carried.take()
-            if not self._watched.is_for(x, y) or self._changed():
-                return self._work(self._plain, x, y)
-            if not self.captured or self._other_numbers():
-                return self._work(self._fast, x, y)
-            return self._capture.replay(x, y)
+            fast = self._is_fast(x, y)
+            if fast and self.captured and not self._added and not self._other_numbers():
+                return self._capture.replay(x, y)
+            return self._work(self._fast if fast else self._plain, x, y)
+
+    def add(self, x: Tensor, y: Tensor, *, part: float = 1.0) -> Step:
+        """Gradients of a batch for the next `step`, which takes the mean over all of them.
+
+        Such steps are compiled, but not captured.
+        """
+        if self.method.optimizer is not None:
+            name = type(self.method).__name__
+            raise ValueError(f"{name} steps on every batch; call step alone")
+        watch(self.method.model)
+        x, y = self._taken(x, y, part)
+        if self.captured:
+            self._say_once("steps are not one CUDA graph where gradients are accumulated")
+        with self._here(), unexchanged(self.method.model):
+            self._numbers.rehearse(part)
+            self._carried.take()
+            out = self._run(self._fast if self._is_fast(x, y) else self._plain, x, y)
+        self._added += 1
+        return out
+
+    def _taken(self, x: Tensor, y: Tensor, part: float) -> tuple[Tensor, Tensor]:
+        """A batch that can be run; the first makes everything ready."""
+        if self._watched is None:
+            self.prepare(x, y)
+        assert self._watched is not None
+        self._watched.check()
+        self._numbers.check(part)
+        return plain(x), plain(y if y.is_floating_point() else y.long())
+
+    def _is_fast(self, x: Tensor, y: Tensor) -> bool:
+        """Whether the fast path was made for such a batch."""
+        assert self._watched is not None
+        return self._watched.is_for(x, y) and not self._changed()
 
     def _here(self) -> AbstractContextManager[object]:
         """The network's device as the current one: streams and kernels are those of the latter."""
@@ -170,6 +206,16 @@ class Engine:
 
     def _work(self, method: Method, x: Tensor, y: Tensor) -> Step:
         """One step of the method in one of its forms."""
+        out = self._run(method, x, y)
+        if self._added:
+            self._take_mean()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self._numbers.move_average()
+        return out
+
+    def _run(self, method: Method, x: Tensor, y: Tensor) -> Step:
+        """Its gradients are added to .grad."""
         method.load_state_dict(self._carried.tensors)
         if isinstance(method.model, Compiled):
             method.model.refresh()
@@ -182,12 +228,19 @@ class Engine:
                 out = method.run(x, y)
         except BaseException:  # as out of memory: half a gradient must not join the next
             self.optimizer.zero_grad()
+            self._added = 0
             raise
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self._numbers.move_average()
         self._carried.keep(method)
         return out
+
+    @torch.no_grad()
+    def _take_mean(self) -> None:
+        """Of the gradients of all batches since the last step."""
+        if isinstance(self._fast.model, Compiled):
+            self._fast.model.streams.settle()
+        grads = [p.grad for p in self._capture.rehearsal.parameters if p.grad is not None]
+        torch._foreach_div_(grads, self._added + 1.0)
+        self._added = 0
 
     # ------------------------------------------------------------ getting ready
 
@@ -223,10 +276,9 @@ class Engine:
         if is_spread(self.method.model):
             self._say_once("plain steps: the network's weights are spread over processes")
             return
-        if exchanges(self.optimizer):
-            self._say_once(
-                "plain steps: gradients are exchanged between processes before each step"
-            )
+        modules = self.method.model.modules()
+        if is_several() and any(isinstance(m, nn.SyncBatchNorm) for m in modules):
+            self._say_once("plain steps: SyncBatchNorm exchanges its statistics in every pass")
             return
         if self.options.compile:
             self._try_to_compile(x, y)
@@ -234,35 +286,57 @@ class Engine:
             self._try_to_capture(x, y)
             torch.cuda.synchronize(self.device)
 
-    def _try_to_compile(self, x: Tensor, y: Tensor) -> None:
-        streams = Streams(self.device, second=self.options.overlap)
-        own = {id(p) for p in self.method.model.parameters()}
-        others = [p for p in self._capture.rehearsal.parameters if id(p) not in own]
+    def _together(self, work: Callable[[], T]) -> T:
+        """Do what may fail; where gradients are exchanged, an error in one process is in all."""
+        done: list[T] = []
+        wrong = ""
         try:
-            # Each method and network of this process counts towards one limit.
-            with (
-                torch._dynamo.config.patch(recompile_limit=256),
-                torch._inductor.config.patch(streams.options()),
-            ):
-                self._numbers.compile_average(True)
-                self._fast = compiled_form(
-                    self.method,
-                    self._numbers.ball,
-                    x,
-                    streams=streams,
-                    cast=self.options.cast,
-                    also=[p for p in others if p.requires_grad],
-                )
-                assert isinstance(self._fast.model, Compiled)
-                inside = self.method.optimizer is not None
-                self._fast.model.follow(self.optimizer, steps_inside=inside)
-                self._rehearse(x, y)
+            done.append(work())
         except Exception as error:
+            wrong = _first_line(error)
+        wrong = agreed(wrong) if exchanges(self.optimizer) else wrong
+        if wrong:
+            raise _NotFastError(wrong)
+        return done[0]
+
+    def _try_to_compile(self, x: Tensor, y: Tensor) -> None:
+        turns = [True]
+        if exchanges(self.optimizer):  # the others of a machine find what its first one compiled
+            turns = [is_first_here(), not is_first_here()]
+        try:
+            for mine in turns:
+                self._together(partial(self._compile, x, y) if mine else lambda: None)
+        except _NotFastError as error:
             self._numbers.compile_average(False)
             if isinstance(self._fast.model, Compiled):
                 self._fast.model.let_go()
             self._fast = self._plain
-            self._say_once(f"not compiled: {_first_line(error)}")
+            self._say_once(f"not compiled: {error}")
+
+    def _compile(self, x: Tensor, y: Tensor) -> None:
+        """Make the fast form, and try it; nothing is exchanged meanwhile."""
+        streams = Streams(self.device, second=self.options.overlap)
+        own = {id(p) for p in self.method.model.parameters()}
+        others = [p for p in self._capture.rehearsal.parameters if id(p) not in own]
+        # Each method and network of this process counts towards one limit.
+        with (
+            torch._dynamo.config.patch(recompile_limit=256),
+            torch._inductor.config.patch(streams.options()),
+            withheld(self.optimizer),
+        ):
+            self._numbers.compile_average(True)
+            self._fast = compiled_form(
+                self.method,
+                self._numbers.ball,
+                x,
+                streams=streams,
+                cast=self.options.cast,
+                also=[p for p in others if p.requires_grad],
+            )
+            assert isinstance(self._fast.model, Compiled)
+            inside = self.method.optimizer is not None
+            self._fast.model.follow(self.optimizer, steps_inside=inside)
+            self._rehearse(x, y)
 
     def _rehearse(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """One fast step that leaves no trace; its loss, and the weights it led to."""
@@ -275,16 +349,32 @@ class Engine:
         return self._work(self._fast, x, y)
 
     def _try_to_capture(self, x: Tensor, y: Tensor) -> None:
+        apart = not self.options.capture_exchange
+        if apart and exchanges(self.optimizer) and is_several():
+            self._say_once(
+                "steps are not one CUDA graph: there are several processes, and what they exchange "
+                "is not captured unless you ask for it (capture_exchange)"
+            )
+            return
         generator = torch.cuda.default_generators[self.device.index or 0]
         before = generator.clone_state()
         try:
             with torch.cuda.stream(torch.cuda.current_stream(self.device)):
                 self._capture.record(
-                    self._first_work, lambda x, y: self._work(self._fast, x, y), x, y
+                    self._first_work,
+                    lambda x, y: self._work(self._fast, x, y),
+                    x,
+                    y,
+                    self._together,
                 )
         except Exception as error:
             generator.graphsafe_set_state(before)  # the other still waits for its capture
-            self._say_once(f"not captured as one CUDA graph: {_first_line(error)}")
+            why = error if isinstance(error, _NotFastError) else _first_line(error)
+            self._say_once(f"not captured as one CUDA graph: {why}")
+
+
+class _NotFastError(Exception):
+    """Why something cannot be made fast, in one process and so in all."""
 
 
 def _first_line(error: Exception) -> str:

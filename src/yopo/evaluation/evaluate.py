@@ -1,9 +1,9 @@
 """`yopo.evaluate`: attacks on a data set, checks, and a result to quote."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,27 +20,32 @@ from yopo.core.checks import (
     check_targets,
     check_threat,
 )
+from yopo.core.crew import ALONE, Crew
 from yopo.core.digest import values_digest, weights_digest
 from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.parallel import on_gathered, own_passes
 from yopo.core.propagation import no_logits
 from yopo.core.threat import Threat
 from yopo.evaluation.card import norm, provenance, settings
+from yopo.evaluation.images import Data, Labelled, gather
 from yopo.evaluation.journal import Journal, told
 from yopo.evaluation.network import Network, Precision, products
 from yopo.evaluation.probe import answers
 from yopo.evaluation.result import Result
-from yopo.evaluation.suite import Data, Outcome, Tell, run
+from yopo.evaluation.suite import Outcome, Tell, run
 from yopo.evaluation.warnings import SAMPLE, Suspicion, after, before
 
-_Batches = Iterable[Sequence[Tensor]]
+if TYPE_CHECKING:
+    from yopo.data.source import Pictures
+
+STARTS = "starts 2"  # how random starts are drawn; 1 was a generator for each image
 
 
 @on_gathered
 @own_passes()
 def evaluate(
     model: nn.Module,
-    data: _Batches | tuple[Tensor, Tensor],
+    data: "Labelled | tuple[Tensor, Tensor] | Pictures",
     threat: Threat,
     attacks: str | Sequence[str | Own] = ("clean", "pgd-20"),
     *,
@@ -55,11 +60,15 @@ def evaluate(
     state: Path | str | None = None,
     progress: Tell | None = None,
     about: Mapping[str, str] | None = None,
+    workers: int = 0,
+    together: bool = False,
 ) -> Result:
     """Attack the model on a data set, in eval mode, and leave it as it was.
 
-    data: batches of images in [0, 1] (or uint8) and labels, as a DataLoader gives, or the pair
-    (x, y); all of it is held in memory, the first `samples` images if given.
+    data: batches of images in [0, 1] (or uint8) and labels, as a DataLoader gives, the pair (x, y),
+    or what has labels, shape and read(rows) (docs/data.md); of these the first `samples` images, if
+    given. Batches of more than a GiB of images are gone over anew for each attack, in which they
+    must come in the same order.
     attacks: names, and functions `attack(model, x, y, threat, generator)` of your own that return
     images (docs/extending.md); what leaves ball or box is refused.
     step: of PGD and cw-linf; 2.5·eps/steps (in L2 at least eps/4) unless given.
@@ -72,30 +81,38 @@ def evaluate(
     your own; `result.forget()` removes them. progress: called with an attack's name, the part done
     and its accuracy so far.
     about: words for the card: "model", "data", "weights".
+    workers: processes that read images ahead, if `data` has read(rows).
+    together: all processes of the group make this call with the same arguments, deal the batches
+    out among them and get the same result, but the adversarial images, which the first one gets.
     """
-    step = _checked(model, threat, batch, precision, step)
-    chosen = parse_all(attacks)
-    x, y = gather(data, samples)
-    if stages := [stage for attack in chosen for stage in attack.stages]:
-        autoattack.check(threat, x.shape, stages)
-    net = Network.of(model, precision, x)
-    images = Data.of(net, x, y)
-    classes = check_data(net, images)
-    chosen = [autoattack.for_classes(attack, classes) for attack in chosen]
-    warnings = suspicious(net, images, threat, chosen, step) if checks else []
-    digests = {"weights_sha256": weights_digest(model), "images_sha256": values_digest(x, y)}
+    crew = Crew.of_group() if together else ALONE
+    with crew.all_or_none():
+        step = _checked(model, threat, batch, precision, step)
+        chosen = parse_all(attacks)
+        pictures = gather(data, samples)
+        if stages := [stage for attack in chosen for stage in attack.stages]:
+            autoattack.check(threat, (len(pictures), *pictures.shape), stages)
+        net = Network.of(model, precision, pictures.read(torch.arange(1)))
+        images = Data.of(net, pictures, workers)
+        classes = check_data(net, images)
+        chosen = [autoattack.for_classes(attack, classes) for attack in chosen]
+        images_sha256 = images.digest(batch)
+        warnings = suspicious(net, images, threat, chosen, step) if checks else []
+        digests = {"weights_sha256": weights_digest(model), "images_sha256": images_sha256}
+    same = (*digests.values(), seed, precision, batch, step, STARTS)
+    crew.check_same(values_digest(*same, [a.name for a in chosen]), "a network, images or settings")
     journal = None
     if state is not None:
-        identity = values_digest(*digests.values(), told(threat), seed, precision, batch, step)
-        journal = Journal(Path(state), identity, examples)
-        journal.meet(_answers(net, images))
+        with crew.all_or_none():  # and no process keeps a batch before all have looked
+            journal = Journal(Path(state), values_digest(*same, told(threat)), examples)
+            journal.meet(_answers(net, images))
     if compile:
         net.speed_up()
-    attack = partial(run, net, images, threat, chosen, batch=batch, seed=seed, step=step)
+    attack = partial(run, net, images, threat, chosen, batch=batch, seed=seed, step=step, crew=crew)
     outcomes = attack(examples=examples, memory=journal, progress=progress)
     if checks:
-        warnings += after(_separate(outcomes), y.cpu(), classes, threat)
-    facts = {"images": len(x), "seed": seed, "batch": batch, "precision": precision} | digests
+        warnings += after(_separate(outcomes), images.y.cpu(), classes, threat)
+    facts = {"images": len(images), "seed": seed, "batch": batch, "precision": precision} | digests
     facts |= _facts(model, net.device, threat, chosen, step) | dict(about or {})
     return Result(outcomes, facts, tuple(warnings), journal.clear if journal else lambda: None)
 
@@ -129,37 +146,9 @@ def _facts(
     }
 
 
-def gather(data: _Batches | tuple[Tensor, Tensor], samples: int | None) -> tuple[Tensor, Tensor]:
-    """The first `samples` images (N, ...) and labels (N,), or all."""
-    if samples is not None:
-        check_at_least("samples", samples, 1)
-    pair = isinstance(data, tuple | list) and len(data) == 2
-    batches: Any = [data] if pair and all(isinstance(t, Tensor) for t in data) else data
-    xs, ys, n = [], [], 0
-    for item in batches:
-        if not (isinstance(item, tuple | list) and len(item) == 2 and _fits(*item)):
-            raise ValueError(
-                "expected batches of images (B, ...) and labels (B,) of one length, got "
-                f"{_shown(item)}; each batch should be a pair of tensors"
-            )
-        xs.append(item[0].detach())
-        ys.append(item[1])
-        n += len(item[1])
-        if samples is not None and n >= samples:
-            break
-    if n == 0:
-        raise ValueError("expected at least one image, got none; check the data set")
-    if samples is not None and n < samples:
-        raise ValueError(f"expected at most {n} samples, the images there are, got {samples}")
-    shapes = {tuple(x.shape[1:]) for x in xs}
-    if len(shapes) > 1:
-        raise ValueError(f"expected images of one shape, got {' and '.join(map(str, shapes))}")
-    return torch.cat(xs)[:samples], torch.cat(ys)[:samples]
-
-
 def check_data(net: Network, data: Data) -> int:
     """Refuse images and labels that cannot be evaluated; the number of classes if they can."""
-    x, y = data.x, data.y
+    x, y = data.pictures.read(torch.arange(1)), data.y
     if x.dtype != torch.uint8:
         check_images(x, nn.Identity())
     if y.dtype != torch.long:
@@ -177,8 +166,8 @@ def suspicious(
     net: Network, data: Data, threat: Threat, attacks: Sequence[Attack], step: float | None
 ) -> list[Suspicion]:
     """Probe the model on images taken evenly, in the precision of the evaluation."""
-    n = min(len(data.x), SAMPLE)
-    rows = torch.arange(n) * len(data.x) // n
+    n = min(len(data), SAMPLE)
+    rows = torch.arange(n) * len(data) // n
     fewest = min((a for a in attacks if a.kind == "pgd"), key=lambda a: a.steps, default=None)
     steps = fewest.steps if fewest else 20
     step = step_size(threat, steps) if step is None or fewest is None else step
@@ -189,7 +178,7 @@ def suspicious(
 
 def _answers(net: Network, data: Data) -> Tensor:
     """By which to know the network again."""
-    rows = torch.arange(min(len(data.x), 8))
+    rows = torch.arange(min(len(data), 8))
     with products("float32"):
         return answers(net, data.images(rows), data.labels(rows))
 
@@ -198,13 +187,3 @@ def _separate(outcomes: Mapping[str, Outcome]) -> dict[str, Tensor]:
     """What each attack left, with AutoAttack's stages under their own names."""
     stages = {k: v for outcome in outcomes.values() for k, v in outcome.after.items()}
     return stages | {name: outcome.correct for name, outcome in outcomes.items()}
-
-
-def _fits(x: object, y: object) -> bool:
-    return isinstance(x, Tensor) and isinstance(y, Tensor) and y.dim() == 1 and len(x) == len(y)
-
-
-def _shown(item: object) -> str:
-    parts = item if isinstance(item, tuple | list) else [item]
-    shown = (tuple(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts)
-    return " and ".join(map(str, shown))

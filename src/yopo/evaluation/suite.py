@@ -1,12 +1,13 @@
 """Attacks over a whole data set: only images still standing are attacked, in full batches.
 
 Every attack starts from the images that are classified correctly and goes over those it has not
-broken yet, once for each restart or stage, packed into full batches anew each time.
+broken yet, once for each restart or stage, packed into full batches anew each time. Several
+processes deal these batches out among them, so that each is what it would be in one.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -21,12 +22,17 @@ from yopo.attacks.pgd import LOSSES, climb
 from yopo.attacks.steps import step_size
 from yopo.attacks.strongest import Strongest
 from yopo.core.checks import ROUNDING, check_attack, check_targets
+from yopo.core.crew import ALONE, Crew
 from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.losses import margin
-from yopo.core.threat import L2, Threat
+from yopo.core.random import Counted
+from yopo.core.threat import L2, Linf, Threat
+from yopo.evaluation.images import Data
 from yopo.evaluation.network import Network, products
 
 Tell = Callable[[str, float, float], None]  # attack, part done, accuracy so far
+
+NEAR = 2**18  # pixels: so many stay near a CPU while their starts are drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,31 +73,6 @@ class Outcome:
         return float(self.correct.double().mean())
 
 
-@dataclass(slots=True)
-class Data:
-    """Images and labels, where they are; batches of them where the network is."""
-
-    x: Tensor  # (N, ...) floating point in [0, 1], or uint8
-    y: Tensor  # (N,) int64
-    device: torch.device
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, net: Network, x: Tensor, y: Tensor) -> "Data":
-        """For that network."""
-        return cls(x, y, net.device, net.dtype)
-
-    def images(self, rows: Tensor) -> Tensor:
-        """Images of these rows as numbers in [0, 1]."""
-        x = self.x[rows.to(self.x.device)]
-        x = x.to(self.dtype) / 255 if x.dtype == torch.uint8 else x.to(self.dtype)
-        return x.to(self.device)
-
-    def labels(self, rows: Tensor) -> Tensor:
-        """Labels of these rows."""
-        return self.y[rows.to(self.y.device)].to(self.device)
-
-
 def run(
     net: Network,
     data: Data,
@@ -104,15 +85,18 @@ def run(
     examples: bool = False,
     memory: Memory | None = None,
     progress: Tell | None = None,
+    crew: Crew = ALONE,
 ) -> dict[str, Outcome]:
     """Every attack's outcome by name, `clean` first and always; the model is left as it was.
 
-    step: of PGD and cw-linf; `step_size` unless given.
+    step: of PGD and cw-linf; `step_size` unless given. crew: processes that have the same network
+    and images; all get the outcome, but the adversarial images go to the first. `progress` is then
+    called in all of them, at the same moments.
     """
     tell = progress or (lambda *_: None)
     with torch.inference_mode(False), products("float32"), eval_mode(net):
         f = Frozen(net)
-        logits, clean = _clean(net, f, data, batch, tell)
+        logits, clean = _clean(net, f, data, batch, tell, crew)
         plans: list[tuple[Attack, Sequence[Phase]]] = []  # all of them before any runs
         for attack in attacks:
             if attack.kind == "autoattack":
@@ -122,7 +106,7 @@ def run(
                 plans.append((attack, [_callers(attack.name, attack.own, net, threat, seed)]))
             elif attack.kind != "clean":
                 plans.append((attack, _ours(attack, f, threat, seed, step)))
-        suite = _Suite(net, f, data, logits, clean.correct, batch, examples, memory, tell)
+        suite = _Suite(net, f, data, logits, clean.correct, batch, examples, memory, tell, crew)
         return {"clean": clean} | {a.name: suite.attack(a, phases) for a, phases in plans}
 
 
@@ -185,8 +169,13 @@ def check_norm(attack: Attack, threat: Threat) -> None:
 def starts(threat: Threat, x: Tensor, purpose: str) -> Tensor:
     """A random start for each image (B, ...), drawn from the image itself and `purpose` alone.
 
-    So it is the same wherever the image stands: in any batch, order, subset and on any device.
+    So it is the same wherever the image stands: in any batch, order, subset and on any device. A
+    threat that draws in its own way gets a generator for each image, which takes longer.
     """
+    own = getattr(type(threat), "start", None) not in (Linf.start, L2.start)
+    if isinstance(threat, Linf | L2) and not own:
+        few = max(1, NEAR // x[0].numel()) if x.device.type == "cpu" else len(x)
+        return torch.cat([threat.start_counted(part, Counted(purpose)) for part in x.split(few)])
     generator, etas = torch.Generator(), []
     for image in x.cpu().contiguous().split(1):
         generator.manual_seed(_drawn(purpose, image))
@@ -200,24 +189,37 @@ def _drawn(purpose: str, x: Tensor) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def _clean(net: Network, f: Frozen, data: Data, batch: int, tell: Tell) -> tuple[Tensor, Outcome]:
+def _clean(
+    net: Network, f: Frozen, data: Data, batch: int, tell: Tell, crew: Crew
+) -> tuple[Tensor, Outcome]:
     """Logits (N, C) and what is right without an attack; the data are checked on the way."""
-    started, before, answers = time.perf_counter(), net.cost, []
-    rows = torch.arange(len(data.x))
-    outcome = Outcome(torch.zeros(len(rows), dtype=torch.bool))
-    for part in rows.split(batch):
-        x, y = data.images(part), data.labels(part)
-        check_attack(net, x, y)
-        with torch.no_grad():
-            logits = f(x)
-        check_targets(y, x, logits.shape[1])
-        right = (logits.argmax(1) == y) & ~logits.isnan().any(1)
-        outcome.correct[part] = right.cpu()
-        answers.append(logits)
-        done = int(part[-1]) + 1
-        tell("clean", done / len(rows), float(outcome.correct[:done].double().mean()))
-    outcome.seconds, outcome.cost = time.perf_counter() - started, net.cost - before
-    return torch.cat(answers), outcome
+    started, before = time.perf_counter(), net.cost
+    parts = torch.arange(len(data)).split(batch)
+    share = crew.share(parts)
+    mine: list[Tensor] = []
+
+    def answers() -> Iterator[int]:
+        for rows, x in zip(share, data.batches(share), strict=True):
+            y = data.labels(rows)
+            check_attack(net, x, y)
+            with torch.no_grad():
+                logits = f(x)
+            check_targets(y, x, logits.shape[1])
+            mine.append(logits)
+            yield int(_right(logits, y).sum())
+
+    right = 0
+    for many, more in crew.rounds(len(parts), answers()):
+        done, right = min(many * batch, len(data)), right + more
+        tell("clean", done / len(data), right / done)
+    logits = crew.rows(mine, share, len(data), data.dtype).to(data.device)
+    correct = _right(logits, data.labels(torch.arange(len(data)))).cpu()
+    (cost,) = crew.sums(net.cost - before)
+    return logits, Outcome(correct, time.perf_counter() - started, cost)
+
+
+def _right(logits: Tensor, y: Tensor) -> Tensor:
+    return (logits.argmax(1) == y) & ~logits.isnan().any(1)
 
 
 @dataclass(slots=True)
@@ -233,46 +235,71 @@ class _Suite:
     examples: bool
     memory: Memory | None
     tell: Tell
+    crew: Crew
 
     def attack(self, attack: Attack, phases: Sequence[Phase]) -> Outcome:
         """Run all phases."""
         outcome = Outcome(self.correct.clone())
-        pieces: list[Piece] = []
+        shown = [(outcome.index, self.data.images(outcome.index).cpu())] if self.examples else []
         done = 0.0
         for number, phase in enumerate(phases):
             rows = outcome.correct.nonzero()[:, 0]  # packed anew
             parts = rows.split(self.batch) if len(rows) else ()
-            for k, part in enumerate(parts):
-                # The caller's own may be another by the next time.
-                memory = None if attack.own else self.memory
-                piece = self._piece(f"{attack.name}.{number}.{k}", phase, part, memory)
-                outcome.correct[part[piece.wrong]] = False
-                outcome.seconds += piece.seconds
-                outcome.cost += piece.cost
-                pieces.append(piece)
-                done = (number + (k + 1) / len(parts)) / len(phases)
-                self.tell(attack.name, done, outcome.accuracy)
+            left, mine = len(rows), list[Piece]()
+            pieces = self._pieces(attack, number, phase, parts, mine)
+            for many, fallen in self.crew.rounds(len(parts), pieces):
+                done, left = (number + many / len(parts)) / len(phases), left - fallen
+                self.tell(attack.name, done, left / len(self.data))
+            fell = self._told(mine, outcome)
+            outcome.correct &= ~fell
+            if self.examples:
+                shown += self._shown([part[fell[part]] for part in parts], mine, shown[0][1])
             if len(attack.stages) > 1:
                 outcome.after[attack.stages[number]] = outcome.correct.clone()
         if done < 1:  # all were broken before the last phase
             self.tell(attack.name, 1.0, outcome.accuracy)
         if self.examples:
-            broken = [p.rows[p.wrong] for p in pieces] or [outcome.index]
+            broken, images = zip(*shown, strict=True)
             outcome.index, order = torch.cat(broken).sort()
-            empty = self.data.images(outcome.index[:0]).cpu()
-            outcome.images = torch.cat([empty, *(p.images for p in pieces)])[order]
+            outcome.images = torch.cat(images)[order] if self.crew.rank == 0 else None
         return outcome
 
-    def _shows(self, piece: Piece) -> bool:
-        return not self.examples or piece.images.shape[1:] == self.data.x.shape[1:]
+    def _pieces(
+        self,
+        attack: Attack,
+        number: int,
+        phase: Phase,
+        parts: Sequence[Tensor],
+        mine: list[Piece],
+    ) -> Iterator[int]:
+        """How many images of each part fell; what this process's share came to goes into `mine`."""
+        memory = None if attack.own else self.memory  # an own one may be another by the next time
+        share = [f"{attack.name}.{number}.{k}" for k in self.crew.share(range(len(parts)))]
+        rows = dict(zip(share, self.crew.share(parts), strict=True))
+        known = {key: self._known(key, rows[key], memory) for key in share}
+        images = self.data.batches([rows[key] for key in share if known[key] is None])
+        for key in share:
+            piece = known[key]
+            if piece is None:
+                piece = self._piece(phase, rows[key], images)
+                if memory is not None:
+                    memory.keep(key, piece)
+            mine.append(piece)
+            yield int(piece.wrong.sum())
 
-    def _piece(self, key: str, phase: Phase, rows: Tensor, memory: Memory | None) -> Piece:
+    def _known(self, key: str, rows: Tensor, memory: Memory | None) -> Piece | None:
+        """The piece that was kept, if it is of these rows and shows what is asked for."""
         known = None if memory is None else memory.recall(key)
-        if known is not None and torch.equal(known.rows, rows) and self._shows(known):
-            return known
+        if known is None or not torch.equal(known.rows, rows):
+            return None
+        shows = not self.examples or known.images.shape[1:] == self.data.pictures.shape
+        return known if shows else None
+
+    def _piece(self, phase: Phase, rows: Tensor, batches: Iterator[Tensor]) -> Piece:
+        """Attack these rows, whose images come next."""
         started, cost = time.perf_counter(), self.net.cost
-        x, y = self.data.images(rows), self.data.labels(rows)
-        logits = self.logits[rows.to(self.logits.device)]
+        x = next(batches)
+        y, logits = self.data.labels(rows), self.logits[rows.to(self.logits.device)]
         with products(self.net.precision):
             adversarial, wrong = phase(x, y, logits)
         if self.net.precision == "tf32":  # the verdict is float32's
@@ -284,7 +311,26 @@ class _Suite:
         images = adversarial[wrong].cpu() if self.examples else torch.empty(0)
         wrong = wrong.cpu()  # waits for the device
         seconds = time.perf_counter() - started
-        piece = Piece(rows, wrong, images, seconds, self.net.cost - cost)
-        if memory is not None:
-            memory.keep(key, piece)
-        return piece
+        return Piece(rows, wrong, images, seconds, self.net.cost - cost)
+
+    def _told(self, mine: Sequence[Piece], outcome: Outcome) -> Tensor:
+        """Which images (N,) fell in this phase, in any process; time and cost go to the outcome."""
+        fell = torch.zeros(len(self.data), dtype=torch.bool)
+        for piece in mine:
+            fell[piece.rows[piece.wrong]] = True
+        took = [0.0] * self.crew.world
+        took[self.crew.rank] = sum(piece.seconds for piece in mine)
+        cost, *took = self.crew.sums(sum(piece.cost for piece in mine), *took)
+        outcome.seconds += max(took)  # the others waited
+        outcome.cost += cost
+        return self.crew.union(fell)
+
+    def _shown(
+        self, broken: Sequence[Tensor], mine: Sequence[Piece], like: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows that fell, part by part, and their adversarial images in the first process."""
+        own = iter(mine)
+        for k, rows in enumerate(broken):
+            owner = k % self.crew.world
+            images = next(own).images if owner == self.crew.rank else None
+            yield rows, self.crew.to_first(owner, images, like, len(rows))

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from yopo.core.checks import check_at_least, check_threat
 from yopo.core.parallel import is_spread
 from yopo.core.threat import Threat
-from yopo.evaluation.evaluate import evaluate, gather
+from yopo.evaluation.evaluate import evaluate
+from yopo.evaluation.images import gather
 
 
 class HeldOut:
@@ -37,12 +38,12 @@ class HeldOut:
         The first one measures and `send`s it to the others; where weights are spread over
         processes, all measure.
         """
-        found: dict[str, float] = {}
+        shares: dict[str, float] = {}
         if first or _is_shared(network):
             with torch.inference_mode(False):
                 done = evaluate(network, self.images, self.threat, self.attacks, **self.options)
-            found = {f"accuracy_{name}": share for name, share in done.accuracy.items()}
-        sent: dict[str, float] = send(found)
+            shares = {f"accuracy_{name}": share for name, share in done.accuracy.items()}
+        sent: dict[str, float] = send(shares)
         return sent
 
 

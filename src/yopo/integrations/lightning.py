@@ -42,10 +42,10 @@ class RobustAccuracy(Callback):  # type: ignore[misc]
         self._validations += 1
         if self._validations % self.held.every:
             return
-        found = self.held.measure(
+        shares = self.held.measure(
             self.network(pl_module), first=trainer.is_global_zero, send=trainer.strategy.broadcast
         )
-        pl_module.log_dict(found, sync_dist=trainer.world_size > 1)  # equal everywhere
+        pl_module.log_dict(shares, sync_dist=trainer.world_size > 1)  # equal everywhere
 
     def state_dict(self) -> dict[str, Any]:
         """How many validations there were."""

@@ -54,11 +54,11 @@ class RobustAccuracy(TrainerCallback):  # type: ignore[misc]
         if self._evaluations % self.held.every:
             return
         network = self.network(kwargs["model"])
-        found = self.held.measure(network, first=state.is_world_process_zero, send=_from_first)
-        found = {f"eval_{name}": share for name, share in found.items()}
-        kwargs["metrics"].update(found)
+        shares = self.held.measure(network, first=state.is_world_process_zero, send=_from_first)
+        shares = {f"eval_{name}": share for name, share in shares.items()}
+        kwargs["metrics"].update(shares)
         if state.log_history and state.log_history[-1]["step"] == state.global_step:
-            state.log_history[-1].update(found)
+            state.log_history[-1].update(shares)
 
 
 def _from_first(value: Any) -> Any:  # noqa: ANN401

@@ -25,7 +25,7 @@ PALETTE = (
     "#b84a7a #6b6b6b #7a4a2a #1d3f8f #7c9a1e #a02020"
 ).split()
 
-Pairs = list[tuple[float, float]]  # where a point lies, and its value
+Spots = list[tuple[float, float]]  # where a point lies, and its value
 
 
 class Says(NamedTuple):
@@ -119,7 +119,7 @@ def against_eps(runs: Sequence[Run]) -> tuple[dict[str, Any], str] | None:
     """Accuracy at other radii, and under what; None, if no evaluation looked there."""
     curves, how = [], []
     for (button, hue), group in _placed(runs):
-        kinds: dict[str, dict[Run, Pairs]] = {}
+        kinds: dict[str, dict[Run, Spots]] = {}
         for run in group:
             e = next((e for e in run.ranked if e.get("radii") and run.weights(e)), None)
             if e is None or "clean" not in e["attacks"]:
@@ -150,7 +150,7 @@ def history(runs: Sequence[Run], what: str) -> dict[str, Any] | None:
     says = Says(lambda x: f"epoch {x:g}: {HISTORY[what]}", "{:.4g}")
     curves = []
     for (button, hue), group in _placed(runs):
-        each: dict[Run, Pairs] = {}
+        each: dict[Run, Spots] = {}
         for run in group:
             values = [(line["epoch"], _number(line.get(what))) for line in run.lines]
             each[run] = [(x, y) for x, y in values if y is not None]
@@ -177,7 +177,7 @@ def _placed(runs: Sequence[Run]) -> Iterator[tuple[tuple[int, int], list[Run]]]:
         yield place[group[0]], group
 
 
-def _together(each: Mapping[Run, Pairs], says: Says) -> list[list[Dot]]:
+def _together(each: Mapping[Run, Spots], says: Says) -> list[list[Dot]]:
     """One curve for runs with points at the same places, their mean in a band; else for each."""
     group, places = list(each), {tuple(x for x, _ in pairs) for pairs in each.values()}
     if len(group) < 2 or len(places) > 1:

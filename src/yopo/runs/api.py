@@ -15,8 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 import yopo
 from yopo.evaluation.network import Precision
 from yopo.evaluation.result import Result
@@ -28,6 +26,7 @@ from yopo.runs.distributed import pick_device
 from yopo.runs.evaluating import Evaluation
 from yopo.runs.fitting import fitted, misfits_in_a_sentence, said_of
 from yopo.runs.hub import local
+from yopo.runs.images import workers
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.progress import Logged, Watcher, stopped_by_signals
 from yopo.runs.recipes import method_tree, recipe
@@ -277,6 +276,7 @@ def evaluate_run(
     model_name: str | None = None,
     data_root: Path | None = None,
     data_path: Path | None = None,
+    settings: Tree | None = None,
     progress: Tell | None = None,
     show: Callable[[Result], None] | None = None,
     track: Track | None = None,
@@ -288,9 +288,11 @@ def evaluate_run(
     all by default. eps: by default the run's. step, batch, precision, compile, progress: as in
     `yopo.evaluate`. examples: write the images found, too, and which classes were confused. radii:
     a short PGD at others, too. trust, model_name, data_root, data_path: see `yopo.runs.saved.find`;
-    without the first two only our networks and timm's are built. show: is given the result first.
+    without the first two only our networks and timm's are built. settings: of a network that no run
+    made, whose weights file `run` is; see `yopo.runs.borrowed.borrow`. show: is given the result
+    first.
     track: as in `train_run`; a tracker that was told of the training is told of this as the same
-    run: the accuracies, eight pictures without and under attack, the card. say: hears of trackers
+    run: the accuracies, eight images without and under attack, the card. say: hears of trackers
     that fail.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
@@ -298,18 +300,24 @@ def evaluate_run(
     where = {"data_root": data_root, "data_path": data_path}
     run = local(run)
     saved = evaluating.check(
-        run, attacks, weights=weights, eps=eps, trust=trust, model_name=model_name, **where
+        run,
+        attacks,
+        weights=weights,
+        eps=eps,
+        trust=trust,
+        model_name=model_name,
+        settings=settings,
+        **where,
     )
-    place = run if run.is_dir() else run.parent
+    place = folder.tracked_in(run)
     tracking = Tracking(track or (), place, place.name, saved.config.tree(), say or Logged().say)
     arrays = load_data(saved)
-    test = arrays.test.read(torch.arange(len(arrays.test)))
-    x, y, drawn = evaluating.choose_images(test, arrays.test.labels, samples, seed)
+    pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)
     model = load_model(saved, arrays).to(pick_device(device))
     written = folder.EvaluationFiles.of(run).checked()
     result = yopo.evaluate(
         model,
-        (x, y),
+        pictures,
         threat := evaluating.choose_threat(saved.config, eps),
         attacks,
         batch=batch,
@@ -321,10 +329,11 @@ def evaluate_run(
         state=written.state,
         progress=progress,
         about=evaluating.words(saved, model, drawn),
+        workers=(readers := workers(saved.config.data)),
     )
     if show is not None:
         show(result)
-    seen = closeup.Seen(model, x, y, arrays.names, threat, result, batch)
+    seen = closeup.Seen(model, pictures, arrays.names, threat, result, batch, readers)
     done = evaluating.write(written, result, run, closeup.look(seen, written, examples, radii))
     if tracking:
         evaluated(tracking, seen, saved.config.epochs)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 import yopo
 from yopo.core.frozen import forked_rng
 from yopo.data import Arrays, Sources, load
+from yopo.data.pictures import read_or_list
 from yopo.methods.registry import ENTRIES
 from yopo.runs import own
 from yopo.runs.sections import DataConfig, L2Config, LinfConfig, ModelConfig
@@ -25,6 +26,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "resnet50": yopo.models.resnet50,
     "fitted": yopo.models.fitted,
 }
+IMAGENET = [0.485, 0.456, 0.406, 0.229, 0.224, 0.225]  # means, deviations of its pixels
 SIZED = ("smallcnn", "fitted")  # they are built for images of one size
 
 
@@ -33,11 +35,21 @@ def build_data(config: DataConfig) -> Arrays | Sources:
     c = config
     if ":" in c.name:
         return _own_data(c)
+    if c.resize is not None:
+        raise ValueError(
+            "data.resize is for `yopo eval` of a network of someone else's; leave it out"
+        )
     if c.options:
         raise ValueError(
             f"data.options are arguments of a build_data of your own, and {c.name} has none; "
             f"leave out {', '.join(f'--data.options.{name}' for name in c.options)}"
         )
+    if c.name == "folder" and c.root is not None and c.path is None:
+        return read_or_list(
+            c.root, c.size, skip_broken=c.skip_broken, resident=c.resident, area=c.area
+        )
+    if c.area < 1:
+        raise ValueError(f"data.area is for folders of pictures; leave it out with {c.name}")
     return load(c.name, root=c.root, path=c.path, size=c.size, skip_broken=c.skip_broken)
 
 
@@ -48,6 +60,8 @@ def _own_data(c: DataConfig) -> Arrays | Sources:
     options = c.options | {name: value for name, value in given.items() if value is not None}
     if c.skip_broken:
         options["skip_broken"] = True
+    if c.area < 1:
+        raise ValueError(f"data.area is for folders of pictures; leave {c.name} to cut its own")
     own.check_fits("data.options", c.name, build, **options)
     data = build(**options)
     if not isinstance(data, Arrays | Sources):
@@ -106,10 +120,19 @@ def build_model(config: ModelConfig, x_train: Tensor, classes: int) -> nn.Module
             "give --data.size 64 for folders of pictures, or --model.name fitted"
         )
     net = build_network(config, classes, channels, min(height, width))
-    if not config.normalize:
+    if config.normalize is False:
         return net
-    pixels = x_train[:: max(1, len(x_train) // 10000)].float() / 255
-    mean, std = pixels.mean((0, 2, 3)).tolist(), pixels.std((0, 2, 3)).clamp(min=1e-3).tolist()
+    if config.normalize is True:
+        pixels = x_train[:: max(1, len(x_train) // 10000)].float() / 255
+        mean, std = pixels.mean((0, 2, 3)).tolist(), pixels.std((0, 2, 3)).clamp(min=1e-3).tolist()
+    else:
+        both = IMAGENET if config.normalize == "imagenet" else list(config.normalize)
+        mean, std = both[: len(both) // 2], both[len(both) // 2 :]
+        if len(mean) != channels:
+            raise ValueError(
+                f"expected model.normalize with {channels} means and {channels} deviations, for "
+                f"images of {channels} channels, got {len(both)} numbers"
+            )
     whole = nn.Sequential()
     whole.add_module("normalize", yopo.Normalize(mean, std))
     whole.add_module("net", net)

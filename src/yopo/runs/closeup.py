@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from yopo.attacks import pgd
 from yopo.attacks.steps import step_size
 from yopo.core import tensor_files
 from yopo.core.threat import L2, Linf, Threat
+from yopo.data.source import Pictures, Rows
+from yopo.data.streamed import read_ahead
 from yopo.evaluation.network import Network, products
 from yopo.evaluation.result import Result
 from yopo.runs.folder import SHOWN, EvaluationFiles
@@ -31,22 +33,27 @@ class Seen:
     """What was evaluated, and with what."""
 
     model: nn.Module
-    x: Tensor  # (N, C, H, W) uint8
-    y: Tensor  # (N,)
+    pictures: Pictures
     names: Sequence[str]  # of the classes
     threat: Linf | L2
     result: Result
     batch: int
+    workers: int  # processes that read pictures
 
-    def answers(self, images: Tensor) -> Tensor:  # (B, C, H, W), uint8 or in [0, 1] -> (B,)
-        """The classes that the network answers with, in the precision of the evaluation."""
-        net = Network.of(self.model, self.result.about["precision"], images)
-        parts = [torch.empty(0, dtype=torch.long)]
+    @property
+    def y(self) -> Tensor:
+        """The labels (N,)."""
+        return self.pictures.labels
+
+    def answers(self, parts: Iterable[Tensor]) -> Tensor:  # (B, C, H, W), uint8 or in [0, 1]
+        """The classes (N,) that the network answers with, in the precision of the evaluation."""
+        net = Network.of(self.model, self.result.about["precision"], torch.empty(0))
+        classes = [torch.empty(0, dtype=torch.long)]
         with torch.no_grad(), products("float32"):
-            for part in images.split(self.batch):
+            for part in parts:
                 x = part.float() / 255 if part.dtype == torch.uint8 else part
-                parts.append(net(x.to(net.device)).argmax(1).cpu())
-        return torch.cat(parts)
+                classes.append(net(x.to(net.device)).argmax(1).cpu())
+        return torch.cat(classes)
 
 
 def look(seen: Seen, written: EvaluationFiles, examples: bool, radii: bool) -> dict[str, Any]:
@@ -89,7 +96,7 @@ def at_radii(seen: Seen) -> dict[str, Any]:
     Balls of growing radius hold each other, so what is broken in one counts as broken in all that
     follow, and is not attacked again.
     """
-    about, n = seen.result.about, len(seen.x)
+    about, n = seen.result.about, len(seen.pictures)
     rows = seen.result.outcomes["clean"].correct.nonzero()[:, 0]
     radii = [part * seen.threat.eps for part in RADII]
     if isinstance(seen.threat, Linf):
@@ -99,13 +106,14 @@ def at_radii(seen: Seen) -> dict[str, Any]:
         if len(rows):
             result = yopo.evaluate(
                 seen.model,
-                (seen.x[rows], seen.y[rows]),
+                Rows(seen.pictures, rows),
                 type(seen.threat)(eps),
                 AT_RADII,
                 batch=seen.batch,
                 seed=about["seed"],
                 precision=about["precision"],
                 checks=False,
+                workers=seen.workers,
             )
             rows = rows[result.correct[AT_RADII]]
         shares.append(len(rows) / n)
@@ -131,14 +139,16 @@ def save_examples(path: Path, seen: Seen) -> list[list[int]] | None:
     PGD whether it breaks them or not. Returned is the confusion.
     """
     tensors: dict[str, Tensor] = {}
-    clean, broken = seen.answers(seen.x), {}
+    parts = torch.arange(len(seen.pictures)).split(seen.batch)
+    clean = seen.answers(read_ahead(seen.pictures, parts, seen.workers))
+    broken: dict[str, Tensor] = {}
     for name, outcome in seen.result.outcomes.items():
         if outcome.images is not None:
-            broken[name] = seen.answers(outcome.images)
+            broken[name] = seen.answers(outcome.images.split(seen.batch))
             tensors |= _pictures(name, outcome.images, broken[name], outcome.index, seen, clean)
     rows = choose(seen.y)
     adversarial = _same(seen, rows)
-    tensors |= _pictures(SAME, adversarial, seen.answers(adversarial), rows, seen, clean)
+    tensors |= _pictures(SAME, adversarial, seen.answers([adversarial]), rows, seen, clean)
     facts = {key: str(seen.result.about[key]) for key in SHOWN}
     facts |= {"names": json.dumps(list(seen.names)), SAME: f"pgd-{SAME_STEPS}"}
     tensor_files.save_weights(path, tensors, facts)
@@ -149,13 +159,13 @@ def _pictures(
     name: str, images: Tensor, answers: Tensor, rows: Tensor, seen: Seen, clean: Tensor
 ) -> dict[str, Tensor]:
     held = {"images": images, "answers": answers, "index": rows, "labels": seen.y[rows]}
-    held |= {"clean": seen.x[rows], "clean_answers": clean[rows]}
+    held |= {"clean": seen.pictures.read(rows), "clean_answers": clean[rows]}
     return {f"{name}.{key}": value for key, value in held.items()}
 
 
 def _same(seen: Seen, rows: Tensor) -> Tensor:
     seed = seen.result.about["seed"]
-    return attacked(seen.model, seen.x[rows], seen.y[rows], seen.threat, seed)
+    return attacked(seen.model, seen.pictures.read(rows), seen.y[rows], seen.threat, seed)
 
 
 def attacked(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:

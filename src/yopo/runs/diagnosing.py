@@ -1,12 +1,11 @@
 """`diagnose_run`: what the co-states of a trained network say about m, n and the split."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from yopo.core import files
+from yopo.core import seals
 from yopo.pmp.diagnose import diagnose
 from yopo.runs.build import build_threat
 from yopo.runs.distributed import pick_device
@@ -57,5 +56,5 @@ def diagnose_run(
     ).tree()
     settings = {"images": len(chosen), "seed": seed, "weights": saved.weights.name}
     head = {"settings": settings, "threat": saved.config.threat.model_dump()}
-    files.write_text(run / DIAGNOSIS, json.dumps(head | study, indent=1) + "\n")
+    seals.write_json(run / DIAGNOSIS, head | study)
     return study

@@ -9,8 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from yopo.core.crew import anyone, gathered, summed
 from yopo.core.files import parse_json
 from yopo.core.parallel import in_group
+
+__all__ = ["anyone", "from_first", "gathered", "pick_device", "same_everywhere", "start"]
+__all__ += ["summed", "synchronise_batchnorm", "told_to_all", "wait_for_all"]
 
 
 def start(device: torch.device) -> tuple[int, int]:
@@ -31,31 +35,6 @@ def same_everywhere(tensors: Iterable[Tensor]) -> None:
     """Give every process the values of the first."""
     for tensor in tensors:
         dist.broadcast(tensor.detach(), 0)
-
-
-def summed(values: Tensor) -> Tensor:
-    """The sum of a small tensor over all processes."""
-    if in_group():
-        dist.all_reduce(values)
-    return values
-
-
-def anyone(*flags: bool, device: torch.device) -> tuple[bool, ...]:
-    """For each flag, whether any process has it up: all act alike."""
-    if not in_group():
-        return flags
-    up = summed(torch.tensor([float(f) for f in flags], device=device))
-    return tuple(value > 0 for value in up.tolist())
-
-
-def gathered(tensor: Tensor) -> list[Tensor]:
-    """The processes' tensors, on the CPU and in their order; they have the same shape."""
-    if not in_group():
-        return [tensor.cpu()]
-    there = tensor.contiguous().to("cuda" if dist.get_backend() == "nccl" else "cpu")
-    parts = [torch.empty_like(there) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, there)
-    return [part.cpu() for part in parts]
 
 
 def told_to_all(value: Any) -> list[Any]:  # noqa: ANN401

@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from yopo.attacks.names import parse_all
 from yopo.core import files, seals
 from yopo.core.threat import L2, Linf
+from yopo.data.source import Pictures, Rows
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import check_norm
+from yopo.runs.borrowed import borrow
 from yopo.runs.build import build_threat
 from yopo.runs.folder import EvaluationFiles, read_evaluation, read_result
 from yopo.runs.hub import local
+from yopo.runs.overlay import Tree
 from yopo.runs.saved import Saved, find
 from yopo.runs.settings import Config
 
@@ -39,11 +42,15 @@ def check(
     model_name: str | None = None,
     data_root: Path | None = None,
     data_path: Path | None = None,
+    settings: Tree | None = None,
 ) -> Saved:
     """The network of a run, if attacks on it may begin; else a ValueError."""
     chosen = parse_all(attacks)
     places = {"data_root": data_root, "data_path": data_path}
-    saved = find(local(run), weights, trust=trust, model_name=model_name, **places)
+    if settings is None:
+        saved = find(local(run), weights, trust=trust, model_name=model_name, **places)
+    else:
+        saved = borrow(run, settings)
     for attack in chosen:
         check_norm(attack, choose_threat(saved.config, eps))
     return saved
@@ -55,30 +62,28 @@ def choose_threat(config: Config, eps: float | None = None) -> Linf | L2:
     return threat if eps is None else type(threat)(eps)
 
 
-def choose_images(
-    x: Tensor, y: Tensor, samples: int | None, seed: int
-) -> tuple[Tensor, Tensor, str]:
+def choose_images(test: Pictures, samples: int | None, seed: int) -> tuple[Pictures, str]:
     """All images, or some drawn at random: data sets may be sorted by class."""
-    n = len(x)
+    n = len(test)
     if samples is None:
-        return x, y, ""
+        return test, ""
     if not 1 <= samples <= n:
         raise ValueError(
             f"expected --samples from 1 to {n}, the test images there are, got {samples}"
         )
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     rows = order[:samples].sort().values
-    return x[rows], y[rows], f", drawn from {n:,} with seed {seed}"
+    return Rows(test, rows), f", drawn from {n:,} with seed {seed}"
 
 
 def words(saved: Saved, model: nn.Module, drawn: str) -> dict[str, str]:
     """What a card says of the network and its images."""
     config, parameters = saved.config, sum(p.numel() for p in model.parameters())
+    origin = f"trained with {config.method.name}" if saved.state is None else "trained elsewhere"
     return {
-        "model": f"{config.model.name} ({parameters:,} parameters, trained with "
-        f"{config.method.name})",
+        "model": f"{config.model.name} ({parameters:,} parameters, {origin})",
         "data": f"{config.data.name} test set{drawn}",
-        "weights": saved.weights.name,
+        "weights": saved.weights.name + (f", its {saved.entry}" if saved.entry else ""),
         "file_sha256": files.file_digest(saved.weights),
     }
 

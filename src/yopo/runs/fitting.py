@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from yopo.core.threat import Linf
+from yopo.data.sources import Arrays
 from yopo.runs.build import build_threat
 from yopo.runs.images import DataSet, to_train_on
 from yopo.runs.overlay import overlay
@@ -27,7 +28,13 @@ MISFIT = re.compile(
 
 
 def fitted(config: Config, data: DataSet) -> Config:
-    """With the batch and the epochs that the images need, as far as `fit` lets these change."""
+    """With the batch and the epochs that the images need, as far as `fit` lets these change.
+
+    Where the pictures of a folder are is settled too: it decides which of them are the test set.
+    """
+    if config.data.name == "folder" and config.data.resident is None:
+        there = config.data.model_copy(update={"resident": isinstance(data, Arrays)})
+        config = config.model_copy(update={"data": there})
     if not config.fit:
         return config
     if (n := to_train_on(data, config)) is None:

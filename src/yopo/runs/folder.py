@@ -127,6 +127,7 @@ class EvaluationFiles:
         for file in (self.values, self.card):
             if file.exists():
                 file.rename(file.with_name(name + file.suffix))
+        files.flush(self.stem.parent)
         return aside
 
     def _named(self, end: str) -> Path:
@@ -136,6 +137,13 @@ class EvaluationFiles:
 def tracker_files(run: Path, kind: str) -> Path:
     """The folder of a tracker's own files in a run's, as tensorboard/."""
     return run / kind
+
+
+def tracked_in(run: Path) -> Path:
+    """A run's folder, also of a weights file in it; of other files of weights one beside them."""
+    if run.is_dir():
+        return run
+    return run.parent if is_run(run.parent) else run.with_suffix(".tracked")
 
 
 def refuse_link(path: Path) -> None:
@@ -200,7 +208,8 @@ class RunFolder:
         finite = {
             k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in line.items()
         }
-        self.lines = [*(self.lines or []), seals.line(finite)]
+        lines = self.lines or []
+        self.lines = [*lines, seals.line(finite, lines[-1] if lines else "")]
         if not self.writes:
             return
         self._check_there()
@@ -275,6 +284,10 @@ class RunFolder:
             return False
         return True
 
+    def summary(self) -> dict[str, Any]:
+        """What the result says of the metrics, so that a cut end shows."""
+        return _summed_up([seals.open_line(line, METRICS, None)[0] for line in self.lines or []])
+
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write what the test set showed."""
         self._check_there()
@@ -304,12 +317,18 @@ class RunFolder:
 
 def _lines(path: Path) -> list[str]:
     """The lines of the metrics up to the first that is damaged."""
-    sound: list[str] = []
+    sound, check = list[str](), ""
     with suppress(ValueError, OSError):
         for text in files.read_text(path).split("\n")[:-1]:
-            seals.open_line(text, path.name)
+            _, check = seals.open_line(text, path.name, check)
             sound.append(text)
     return sound
+
+
+def _summed_up(lines: list[Any]) -> dict[str, Any]:
+    """How many lines the metrics have, and a digest of them without what the clock says."""
+    timeless = [{k: v for k, v in line.items() if "seconds" not in k} for line in lines]
+    return {"lines": len(lines), "sha256": seals.json_digest(timeless)}
 
 
 def _same(a: "Tensor", b: "Tensor") -> bool:
@@ -428,7 +447,22 @@ def read_lines(run: Path) -> tuple[list[dict[str, Any]], bool]:
         if not isinstance(line, dict):
             raise ValueError(f"expected an epoch in line {number} of {path}, got {str(line)[:40]}")
         _checked(path, line, schemas.EpochLine)
+    _refuse_another_end(run, lines)
     return lines, torn is not None
+
+
+def _refuse_another_end(run: Path, lines: list[dict[str, Any]]) -> None:
+    """Refuse metrics that are not those that a finished run counted."""
+    try:
+        told = read_result(run).get("metrics")
+    except (OSError, ValueError):  # said by whoever reads the result
+        return
+    if told is not None and told != (there := _summed_up(lines)):
+        raise ValueError(
+            f"{run / METRICS} has {there['lines']} lines, and {RESULT} was made of "
+            f"{told['lines']}, or of others: it was cut off or edited; `train --resume` makes it "
+            "again"
+        )
 
 
 def read_checked(path: Path, kind: type[BaseModel], needed: list[str]) -> dict[str, Any]:

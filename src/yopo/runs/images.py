@@ -51,7 +51,7 @@ def look(data: DataSet, model: ModelConfig) -> Tensor:  # (N, C, H, W) uint8
     pictures = data.pictures
     if isinstance(pictures, InMemory):
         return pictures.x
-    many = min(len(pictures), SAMPLE) if model.normalize else 0
+    many = min(len(pictures), SAMPLE) if model.normalize is True else 0
     if not many:
         return torch.empty(0, *pictures.shape, dtype=torch.uint8)
     return pictures.read(torch.arange(many) * len(pictures) // many)
@@ -84,7 +84,7 @@ def split(data: DataSet, config: Config) -> Images:
         sha.update(raw(tensor))
     rest, held = _drawn(len(data.x_train), config)
     x, y = data.x_train[rest], data.y_train[rest]
-    resident = config.data.resident
+    resident = config.data.resident is not False
 
     def of_arrays(feed: Feed) -> Loader:
         return Loader(
@@ -118,10 +118,17 @@ def _check_heeded(data: DataSet, c: DataConfig) -> None:
         raise ValueError(
             f"data.workers decode images that are read when their turn comes, and those of {c.name}"
             " are in memory; leave it out"
+            + (", or say --data.resident false" if c.name == "folder" else "")
         )
     if isinstance(data, Arrays) or can_read(data.train) or isroutine(data.train):
         return
-    given = {"crop": c.crop, "flip": c.flip, "cutout": c.cutout, "workers": c.workers or 0}
+    given = {
+        "jitter": c.jitter,
+        "crop": c.crop,
+        "flip": c.flip,
+        "cutout": c.cutout,
+        "workers": c.workers or 0,
+    }
     if unheard := [f"--data.{name}" for name, value in given.items() if value]:
         raise ValueError(
             f"the training batches of {c.name} come from a source that makes them itself, and "
@@ -135,6 +142,11 @@ def _of_sources(data: Sources, config: Config) -> Images:
         assert can_read(train)  # as its own check has it
         rest, out = _drawn(len(train), config)
         train, held = Rows(train, rest), Rows(train, out)
+
+    def test_digest() -> str:
+        told = getattr(data.test, "identity", data.identity)
+        return values_digest("identity", told, data.test.labels)
+
     return Images(
         batches=_opens(train),
         many=to_train_on(data, config),
@@ -142,7 +154,7 @@ def _of_sources(data: Sources, config: Config) -> Images:
         test=data.test,
         classes=len(data.names),
         digest=values_digest("identity", data.identity),
-        test_digest=lambda: values_digest("identity", data.identity, data.test.labels),
+        test_digest=test_digest,
     )
 
 

@@ -98,18 +98,29 @@ class Learner:
     def _engine(self, watcher: Watcher) -> Engine | None:
         """The fast path, where it pays and is exact; None for the plain one."""
         c = self.config
-        wanted = c.engine == "compiled" or (c.engine == "auto" and self.device.type == "cuda")
-        if not wanted:
+        if c.engine == "plain" or (c.engine == "auto" and self.device.type != "cuda"):
             return None
-        if self.world > 1 or c.optimizer.accumulate > 1:
-            watcher.say("plain steps: the engine is for one process without accumulation")
+        why = None
+        if self.parallel != "flat":
+            why = f"--parallel {self.parallel} exchanges within the passes"
+        elif c.sync_batchnorm and self.world > 1:
+            why = "BatchNorm's statistics are exchanged in every pass"
+        elif self.method.layer_by_layer:
+            why = f"{type(self.method).__name__} runs the network layer by layer"
+        if why is not None:
+            watcher.say(f"plain steps: {why}")
             return None
-        if self.method.layer_by_layer:
-            name = type(self.method).__name__
-            watcher.say(f"plain steps: {name} runs the network layer by layer")
-            return None
+        alone = c.optimizer.accumulate == 1
+        if not alone and self.device.type == "cuda":
+            watcher.say("steps are compiled, but no CUDA graph: gradients are accumulated")
         return Engine(
-            self.method, self.optimizer, ema=self.ema, precision=c.precision, say=watcher.say
+            self.method,
+            self.optimizer,
+            ema=self.ema,
+            precision=c.precision,
+            capture=alone,
+            capture_exchange=c.engine == "captured",
+            say=watcher.say,
         )
 
     @property
@@ -153,13 +164,15 @@ class Learner:
             group["lr"] = lr
         part = min(1.0, (epoch + 1 / steps) / c.eps_warmup) if c.eps_warmup else 1.0
         x = self._laid_out(x)
+        every = c.optimizer.accumulate
+        last = (number + 1) % every == 0 or number + 1 == steps
         if self.engine:
+            if not last:
+                return self.engine.add(x, y, part=part)
             p.updates += 1
             return self.engine.step(x, y, part=part, updates=p.updates - 1)
         if c.eps_warmup and self.method.threat is not None:
             self.method.threat = build_threat(c.threat, part * c.train_eps)
-        every = c.optimizer.accumulate
-        last = (number + 1) % every == 0 or number + 1 == steps
         half = torch.autocast(self.device.type, torch.bfloat16, enabled=c.precision == "bf16")
         with half, unexchanged(self.trained, not last):
             out = self.method.backward(x, y)

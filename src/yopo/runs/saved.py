@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from yopo.core import tensor_files
+from yopo.core.tensor_files import Tensors
 from yopo.data.sources import Arrays
 from yopo.runs import strangers
 from yopo.runs.build import build_data, build_model
@@ -31,6 +32,10 @@ class Saved:
     weights: Path
     trusted: bool  # the network's
     trusted_data: bool = False
+    # Of a network of someone else's (`yopo.runs.borrowed`):
+    state: Tensors | None = None  # what the file holds, in names of the network itself
+    entry: str = ""  # of the file, where they stood
+    data: DataSet | None = None
 
 
 def find(
@@ -88,6 +93,8 @@ def _find(path: Path, which: str | None) -> tuple[Config, Path]:
 
 def load_data(saved: Saved) -> DataSet:
     """The data that the run was trained on."""
+    if saved.data is not None:
+        return saved.data
     d = saved.config.data
     if not saved.trusted_data:
         strangers.check_data(d)
@@ -127,16 +134,30 @@ def load_images(saved: Saved) -> DataSet:
     return Arrays(x, y, x, y, tuple(told.classes))
 
 
+def _completed(state: Tensors, own: Tensors) -> Tensors:
+    """Others' weights under our names: our normalisation, and counters of BatchNorm if they lack.
+
+    The counters say how many batches were seen, and are of no use after training.
+    """
+    if "normalize.mean" in own and "normalize.mean" not in state:
+        state = {f"net.{name}": tensor for name, tensor in state.items()}
+    kept = ("normalize.mean", "normalize.std")
+    lacking = (n for n in own if n in kept or n.endswith(".num_batches_tracked"))
+    return {name: own[name] for name in lacking} | state
+
+
 def load_model(saved: Saved, data: DataSet) -> nn.Module:
     """The network with its weights and its normalisation, in eval mode."""
     config, weights, classes = saved.config, saved.weights, len(data.names)
-    state = tensor_files.load_weights(weights)
+    state = tensor_files.load_weights(weights) if saved.state is None else saved.state
     if saved.trusted:
         model = build_model(config.model, look(data, config.model), classes)
     else:
         held = {name: tuple(tensor.shape) for name, tensor in state.items()}
         model = strangers.build(config.model, look(data, config.model), classes, held)
     own = model.state_dict()
+    if saved.state is not None:
+        state = _completed(state, own)
     wrong = [f"no {name}" for name in own if name not in state]
     wrong += [f"{name}, which it does not have" for name in state if name not in own]
     wrong += [

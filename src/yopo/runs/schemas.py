@@ -95,6 +95,11 @@ class EvaluationFile(BaseModel):
 Shares = Annotated[dict[Words, Share], Field(max_length=100)]
 
 
+class _Metrics(BaseModel):
+    lines: Whole
+    sha256: Words
+
+
 class ResultFile(BaseModel):
     """What the test set showed."""
 
@@ -108,6 +113,7 @@ class ResultFile(BaseModel):
     timed: bool = True
     test_sha256: Words = ""
     weights_sha256: dict[Words, Words] = {}
+    metrics: _Metrics | None = None
     environment: Annotated[dict[Words, Words | None], Field(max_length=100)] = {}
 
     @model_validator(mode="after")

@@ -84,6 +84,15 @@ def _held_out(value: object) -> object:
     return int(many)
 
 
+def _normalization(value: object) -> object:
+    """Let "0.5,0.5,0.5,0.2,0.2,0.2" be six numbers; words that YAML has for true and false, too."""
+    if isinstance(value, str) and "," in value:
+        return _list(value)
+    if isinstance(value, list) and len(value) % 2:
+        raise ValueError("expected as many means as deviations, as 0.5,0.5,0.5,0.2,0.2,0.2")
+    return value
+
+
 def _place(value: object) -> object:
     """A path that a message can name."""
     if len(str(value)) > 1000:
@@ -96,12 +105,24 @@ NotNegative = Annotated[float, BeforeValidator(number), Field(ge=0, le=MOST)]
 FromOne = Annotated[int, Field(ge=1, le=MOST)]
 FromNought = Annotated[int, Field(ge=0, le=MOST)]
 Place = Annotated[Path, BeforeValidator(_place)]
+PositiveShare = Annotated[float, BeforeValidator(number), Field(gt=0, le=1)]
+UpToOne = Annotated[float, BeforeValidator(number), Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
 Names = Annotated[list[Words], BeforeValidator(_list)]
 Keywords = Annotated[dict[str, Any], BeforeValidator(_options)]
-HeldOut = Annotated[int | float, BeforeValidator(_held_out)]
+CountOrShare = Annotated[int | float, BeforeValidator(_held_out)]
 Fit = Annotated[list[Literal["batch", "epochs"]], BeforeValidator(_list)]
+
+
+Normalization = Annotated[
+    bool
+    | Literal["imagenet"]
+    | Annotated[
+        list[Annotated[float, Field(ge=-MOST, le=MOST)]], Field(min_length=2, max_length=6)
+    ],
+    BeforeValidator(_normalization),
+]
 
 
 class Section(BaseModel):
@@ -192,15 +213,31 @@ class DataConfig(Section):
     root: Place | None = Field(None, description="folder with the data (mnist, cifar10, folder)")
     path: Place | None = Field(None, description="file with the data (npz)")
     size: FromOne | None = Field(None, description="side that images of a folder are brought to")
+    resize: FromOne | None = Field(
+        None,
+        description="side to which others' networks have pictures of a folder brought, before "
+        "`size` is cut out; for `yopo eval`",
+    )
+    interpolation: Literal["bilinear", "bicubic"] = Field(
+        "bilinear", description="how they are; for `yopo eval` of others' networks"
+    )
     skip_broken: bool = Field(False, description="leave out pictures that cannot be read (folder)")
-    held_out: HeldOut = Field(
+    held_out: CountOrShare = Field(
         500,
         description="training images kept aside to choose the best weights; below 1, a part of all",
     )
     crop: FromNought = Field(0, description="random shift, in pixels")
     flip: bool = Field(False, description="mirror at random")
     cutout: FromNought = Field(0, description="side of a blanked square")
-    resident: bool = Field(True, description="keep all images on the device")
+    area: PositiveShare = Field(
+        1.0, description="least share of a picture that is cut out to train on (folder)"
+    )
+    jitter: UpToOne = Field(0.0, description="change of brightness, contrast and saturation")
+    resident: bool | None = Field(
+        None,
+        description="keep all images on the device; false: not there, and of a folder each is "
+        "read when its turn comes, as by default where they are many",
+    )
     workers: FromNought | None = Field(
         None, description="processes that decode pictures; by default one for each core, at most 16"
     )
@@ -221,7 +258,11 @@ class ModelConfig(Section):
     options: Keywords = Field(
         default_factory=dict, description="arguments of the network, as --model.options.width 16"
     )
-    normalize: bool = Field(False, description="normalise by the training set's mean and deviation")
+    normalize: Normalization = Field(
+        False,
+        description="normalise by the training set's mean and deviation (true), by imagenet's, or "
+        "by three means and three deviations",
+    )
     channels_last: bool = False
 
 

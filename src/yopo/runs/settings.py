@@ -57,8 +57,10 @@ class Config(Section):
     label_smoothing: BelowOne = 0.0
     ema: BelowOne = Field(0.0, description="decay of the averaged weights")
     precision: Literal["float32", "bf16"] = "float32"
-    engine: Literal["auto", "plain", "compiled"] = Field(
-        "auto", description="auto is compiled (and captured) on a GPU, plain elsewhere"
+    engine: Literal["auto", "plain", "compiled", "captured"] = Field(
+        "auto",
+        description="auto is compiled (and captured, by one process) on a GPU, plain elsewhere; "
+        "captured: by several processes, too",
     )
     sync_batchnorm: bool = Field(False, description="BatchNorm statistics over all processes")
     parallel: Literal["flat", "ddp", "fsdp"] = Field(

@@ -135,7 +135,7 @@ def trained(tracking: Tracking, trainer: Trainer, result: Tree) -> None:
 def evaluated(tracking: Tracking, seen: closeup.Seen, step: int) -> None:
     """An evaluation: its accuracies, its card, the eight images that all networks are shown."""
     rows, result = closeup.choose(seen.y), seen.result
-    x, y = seen.x[rows], seen.y[rows]
+    x, y = seen.pictures.read(rows), seen.y[rows]
     found = closeup.attacked(seen.model, x, y, seen.threat, result.about["seed"])
     values = {"eval": {**result.accuracy, "worst": result.worst}}
     tracking.found(values, step, {"eval/clean": x, "eval/adversarial": found}, result.card())

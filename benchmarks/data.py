@@ -1,0 +1,220 @@
+"""Large folders of pictures: memory, the first batch, and pictures a second beside a plain loader.
+
+Usage: python -m benchmarks.data [--json records/data-cpu/results.json]
+Folders of few and of many pictures (hard links to a few files) are read by a process of their own
+each, without a network, for the same number of batches and for an epoch. Its memory is the
+proportional set size (Pss) of it and its workers together, looked at all the time. Then ours and a
+plain DataLoader of the same pictures take turns in one process, pair by pair.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from yopo.data import Feed, Sources
+from yopo.data.pictures import Folder, Part, read_or_list
+from yopo.data.streamed import Streamed
+from yopo.runs.images import split
+from yopo.runs.settings import validate
+
+SIDES = (320, 256)  # of the pictures on disk, width and height
+CLASSES, FILES = 10, 8
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is read, and how."""
+
+    size: int = 224
+    batch: int = 64
+    workers: int = 2
+    area: float = 0.25
+    jitter: float = 0.0
+
+
+def make_folder(root: Path, many: int, sides: tuple[int, int] = SIDES) -> Path:
+    """So many pictures to train on, and a few to test on, as hard links to a few JPEGs."""
+    rng = np.random.default_rng(0)
+    for part, pictures in (("train", many), ("test", 10 * CLASSES)):
+        for label in range(CLASSES):
+            folder = root / part / f"class-{label}"
+            folder.mkdir(parents=True)
+            for i in range(label, pictures, CLASSES):
+                name, first = (
+                    folder / f"{i:06d}.jpg",
+                    folder / f"{label + i // CLASSES % FILES * CLASSES:06d}.jpg",
+                )
+                if first == name:
+                    noise = rng.integers(0, 256, (*sides[::-1], 3), np.uint8)
+                    Image.fromarray(noise).filter(ImageFilter.GaussianBlur(2)).save(name)
+                else:
+                    os.link(first, name)
+    return root
+
+
+def opened(root: Path, setting: Setting) -> Streamed:
+    """The training batches of a run on a folder."""
+    s = setting
+    data = read_or_list(root, s.size, skip_broken=False, resident=False, area=s.area)
+    config = validate({"data": {"held_out": 100}, "batch": s.batch})
+    made = split(data, config).batches(Feed(s.batch, 0, CPU, workers=s.workers))
+    assert isinstance(made, Streamed)
+    return made
+
+
+def read(root: Path, setting: Setting, batches: int) -> dict[str, float]:
+    """In a process of its own: seconds to the first batch, and how many pictures were read."""
+    began = time.perf_counter()
+    made, seen, first = opened(root, setting), 0, 0.0
+    for x, _ in made.epoch(0):
+        first = first or time.perf_counter() - began
+        seen += len(x)
+        if seen >= batches * setting.batch > 0:
+            break
+    return {"first_batch": first, "read": seen, "seconds": time.perf_counter() - began}
+
+
+def pss(pid: int) -> int:
+    """Bytes of a process and its children, what they share counted once."""
+    total = 0
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total = 1024 * int(line.split()[1])
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return total
+    return total + sum(pss(int(child)) for child in children)
+
+
+def measured(root: Path, setting: Setting, batches: int = 0) -> dict[str, float]:
+    """The same with the peak of its memory; all batches of an epoch, or so many."""
+    words = [json.dumps(asdict(setting)), str(root), str(batches)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.data", "--one", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    peak = 0
+    while process.poll() is None:
+        peak = max(peak, pss(process.pid))
+        time.sleep(0.02)
+    assert process.stdout is not None
+    told: dict[str, float] = json.loads(process.stdout.read())
+    return told | {"peak_mb": round(peak / 1e6, 1)}
+
+
+class Plain(Dataset[tuple[Tensor, int]]):
+    """What one writes without a library: open, cut a part out, bring it to the size."""
+
+    def __init__(self, folder: Folder, setting: Setting) -> None:
+        self.files = [str(folder.path(row)) for row in range(len(folder))]
+        self.labels, self.setting = folder.labels.tolist(), setting
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        s = self.setting
+        with Image.open(self.files[row]) as picture:
+            image = picture.convert("RGB")
+        box = Part(s.area, random.getrandbits(32))(*image.size)
+        image = image.resize((s.size, s.size), Image.Resampling.BILINEAR, box=box)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous(), self.labels[row]
+
+
+def plainly(root: Path, setting: Setting) -> Callable[[], Iterator[Any]]:
+    """Epochs of a plain loader, which ends as ours with float32 in [0, 1]."""
+    data = read_or_list(root, setting.size, skip_broken=False, resident=False, area=setting.area)
+    assert isinstance(data, Sources)
+    assert isinstance(data.train, Folder)
+    loader = DataLoader(
+        Plain(data.train, setting),
+        setting.batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=setting.workers,
+        persistent_workers=setting.workers > 0,
+    )
+    return lambda: ((x.float().div_(255), y) for x, y in loader)
+
+
+def rates(root: Path, setting: Setting, rounds: int, batches: int) -> dict[str, Any]:
+    """Pictures a second of both, turn by turn; the ratio is the median of the pairs'."""
+    ours = opened(root, setting)
+    plain = plainly(root, setting)
+    epochs: dict[str, Callable[[], Iterator[Any]]] = {"ours": lambda: ours.epoch(0), "plain": plain}
+    for begin in epochs.values():
+        next(begin())  # the workers begin
+    times: dict[str, list[float]] = {name: [] for name in epochs}
+    for turn in range(rounds):
+        names = list(epochs) if turn % 2 else list(epochs)[::-1]
+        for name in names:
+            began, epoch = time.perf_counter(), epochs[name]()
+            for _ in range(batches):
+                next(epoch)
+            times[name].append(time.perf_counter() - began)
+            del epoch
+    made = batches * setting.batch
+    pairs = [p / o for o, p in zip(times["ours"], times["plain"], strict=True)]
+    return {
+        **{name: round(made / statistics.median(all_), 1) for name, all_ in times.items()},
+        "ratio": round(statistics.median(pairs), 3),
+        "pairs": [round(pair, 3) for pair in sorted(pairs)],
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--few", type=int, default=2000)
+    parser.add_argument("--many", type=int, default=40_000)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        setting, root, batches = args.one
+        print(json.dumps(read(Path(root), Setting(**json.loads(setting)), int(batches))))
+        return
+    torch.set_num_threads(1)
+    setting = Setting()
+    result: dict[str, Any] = {"setting": asdict(setting), "torch": torch.__version__}
+    with tempfile.TemporaryDirectory() as room:
+        for many in (args.few, args.many):
+            root = make_folder(Path(room, str(many)), many)
+            for name, batches in (
+                ("the same batches", args.few // setting.batch - 2),
+                ("epoch", 0),
+            ):
+                told = measured(root, setting, batches)
+                result.setdefault(name, {})[str(many)] = told
+                print(f"{many:,} pictures, {name}: {told}", flush=True)
+        root = Path(room, str(args.few))
+        result["pictures a second"] = rates(root, setting, args.rounds, batches=8)
+        print(result["pictures a second"])
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

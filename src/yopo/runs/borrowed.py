@@ -1,0 +1,90 @@
+"""A network that no run of ours made, as `evaluate_run` takes it: its settings and its weights."""
+
+import importlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from yopo.core import tensor_files
+from yopo.core.names import AROUND
+from yopo.core.tensor_files import Tensors
+from yopo.data.prepared import Preparation, pictures_to_test_on
+from yopo.runs.overlay import Tree, overlay
+from yopo.runs.saved import Saved
+from yopo.runs.settings import Config, validate
+
+SECTIONS = ("model", "data", "threat")
+# Where training scripts put the weights among other things; timm, too, takes averaged ones first.
+ENTRIES = ("state_dict_ema", "model_ema", "state_dict", "model", "module", "net")
+CROP = 0.875  # torchvision's 224 of 256
+
+
+def borrow(weights: Path, settings: Tree) -> Saved:
+    """The network of that name and options, with the weights in a file that the user names.
+
+    A file of torch.save is read for its tensors alone. What timm knows of a network's pictures
+    (size, crop, mean and deviation) is taken where the settings do not say it.
+    """
+    if other := [name for name in settings if name not in SECTIONS]:
+        raise ValueError(
+            f"expected settings of {', '.join(SECTIONS)} for a network that is only evaluated, got "
+            f"{', '.join(other)}; leave it out"
+        )
+    if not weights.is_file():
+        raise ValueError(f"no file {weights}; give the network's weights with --weights FILE")
+    config = validate(overlay(_known_to_timm(settings), settings))
+    state, entry = unwrapped(tensor_files.load_foreign(weights))
+    return Saved(config, weights, trusted=True, state=state, entry=entry, data=_pictures(config))
+
+
+def unwrapped(content: Mapping[str, Any]) -> tuple[Tensors, str]:
+    """The tensors by name, without wrappers' prefixes, and which entry of the file they were in."""
+    entry = ""
+    while name := next((e for e in ENTRIES if isinstance(content.get(e), Mapping)), None):
+        content, entry = content[name], f"{entry}.{name}" if entry else name
+    state: Tensors = {k: v for k, v in content.items() if hasattr(v, "shape")}
+    if not state or len(state) < len(content):
+        odd = next((k for k in content if k not in state), "nothing")
+        raise ValueError(f"expected a network's tensors in the weights file, got {str(odd)[:60]!r}")
+    while len(first := {name.partition(".")[0] for name in state}) == 1 and first <= {*AROUND}:
+        state = {name.partition(".")[2]: tensor for name, tensor in state.items()}
+    return state, entry
+
+
+def _known_to_timm(settings: Tree) -> Tree:
+    """What timm's own description of a network says of its pictures."""
+    model, data = settings.get("model", {}), settings.get("data", {})
+    name = str(model.get("name", ""))
+    if not name.startswith("timm:"):
+        return {}
+    try:
+        timm = importlib.import_module("timm")
+        cfg = timm.get_pretrained_cfg(name.removeprefix("timm:"))
+    except Exception:  # building the network says what is wrong with it
+        return {}
+    if cfg is None:
+        return {}
+    tree: Tree = {"model": {"normalize": [*cfg.mean, *cfg.std]}}
+    if data.get("name") == "folder":
+        if cfg.crop_mode not in (None, "center"):
+            raise ValueError(
+                f"{name} wants its pictures cut as {cfg.crop_mode!r}, which yopo does not; give "
+                "them ready, as --data.name npz"
+            )
+        size = int(data.get("size", cfg.input_size[-1]))
+        tree["data"] = {"size": size, "resize": math.floor(size / (cfg.crop_pct or CROP))}
+        tree["data"]["interpolation"] = cfg.interpolation or "bilinear"
+    return tree
+
+
+def _pictures(config: Config) -> Any:  # noqa: ANN401
+    """The test pictures of a folder; other data are read as a run's are."""
+    data = config.data
+    if data.name != "folder":
+        return None
+    if data.root is None:
+        raise ValueError("expected the folder with the pictures: --data.root DIR")
+    size = data.size or 224
+    how = Preparation(data.resize or math.floor(size / CROP), size, data.interpolation)
+    return pictures_to_test_on(data.root, how)

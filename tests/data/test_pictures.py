@@ -1,0 +1,205 @@
+"""Folders of pictures that are decoded when their turn comes, beside those in memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor
+
+from tests.data.test_folders import write
+from tests.data.test_loader import CPU, assert_equal
+from yopo.core.random import mix
+from yopo.data import Arrays, Augment, Feed, Loader, Sources, Streamed, pictures
+from yopo.data.formats import read_picture
+from yopo.data.pictures import Folder, Part, read_or_list
+from yopo.data.source import can_read
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two classes, to train on and to test on; sides of 4 and 6."""
+    for split, many in (("train", 12), ("test", 3)):
+        write(tmp_path / split, many=many)
+    return tmp_path
+
+
+def listed(root: Path, size: int | None = 4, area: float = 1.0, skip: bool = False) -> Sources:
+    found = read_or_list(root, size, skip_broken=skip, resident=False, area=area)
+    assert isinstance(found, Sources)
+    return found
+
+
+def in_memory(root: Path, size: int | None = 4) -> Arrays:
+    found = read_or_list(root, size, skip_broken=False, resident=None, area=1)
+    assert isinstance(found, Arrays)
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [4, None])
+def test_batches_are_those_of_the_pictures_in_memory(
+    photos: Path, size: int | None, workers: int
+) -> None:
+    augment = Augment(crop=1, flip=True, jitter=0.3)
+    lazy, held = listed(photos, size), in_memory(photos, size)
+    assert can_read(lazy.train)
+    feed = Feed(batch=8, seed=1, device=CPU, augment=augment, workers=workers)
+    plain = Loader(held.x_train, held.y_train, batch=8, seed=1, device=CPU, augment=augment)
+    assert_equal(list(Streamed(lazy.train, feed).epoch(3)), list(plain.epoch(3)))
+    assert torch.equal(lazy.test.read(torch.arange(6)), held.x_test)
+    assert torch.equal(lazy.test.labels, held.y_test)
+    assert tuple(lazy.test.shape) == tuple(held.x_test.shape[1:])
+    assert lazy.names == held.names
+    assert "30 pictures would take 0 MiB decoded" in lazy.notes[0]
+
+
+def test_many_pictures_are_not_kept_in_memory(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bytes_, kind in ((30 * 3 * 16, Arrays), (30 * 3 * 16 - 1, Sources)):
+        monkeypatch.setattr(pictures, "FEW", bytes_)
+        found = read_or_list(photos, 4, skip_broken=False, resident=None, area=1)
+        assert isinstance(found, kind)
+    found = read_or_list(photos, 4, skip_broken=False, resident=True, area=1)
+    assert isinstance(found, Arrays)
+    with pytest.raises(ValueError, match=r"data\.area cuts .* which with data\.resident"):
+        read_or_list(photos, 4, skip_broken=False, resident=True, area=0.5)
+
+
+def test_names_and_sizes_tell_data_apart_and_no_picture_is_read(photos: Path) -> None:
+    before = listed(photos)
+    file = photos / "train" / "ant" / "3.png"
+    file.write_bytes(b"\0" * file.stat().st_size)
+    assert listed(photos).identity == before.identity
+    file.write_bytes(b"\0" * (1 + file.stat().st_size))
+    assert listed(photos).identity != before.identity
+    file.unlink()
+    assert listed(photos).identity != before.identity
+    again = listed(photos)
+    tested = again.test.identity  # type: ignore[attr-defined]
+    (photos / "test" / "ant" / "0.png").unlink()  # the training data are the same
+    assert listed(photos).identity == again.identity
+    assert listed(photos).test.identity != tested  # type: ignore[attr-defined]
+
+
+def test_a_folder_without_a_split_is_split_by_names_and_sizes(tmp_path: Path) -> None:
+    root = write(tmp_path / "photos", many=30)
+    for file in root.rglob("*.png"):
+        file.write_bytes(b"not looked at")
+
+    def names(split: object) -> set[Path]:
+        assert isinstance(split, Folder)
+        return {split.path(row).relative_to(root) for row in range(len(split))}
+
+    data = listed(root)
+    train, test = names(data.train), names(data.test)
+    assert len(train | test) == 60
+    assert not train & test
+    assert 4 <= len(test) <= 24
+    assert "drawn by their names and sizes" in data.notes[0]
+    for i in range(30):
+        (root / "ant" / f"new {i}.png").write_bytes(b"more")
+    assert train <= names(listed(root).train)
+    assert test <= names(listed(root).test)
+
+
+def test_a_broken_picture_is_named_or_replaced_by_one_of_its_class(photos: Path) -> None:
+    data = listed(photos)
+    assert isinstance(data.train, Folder)
+    whole = data.train.read(torch.arange(24))
+    last, first = (photos / "train" / "ant" / f"{i}.png" for i in (9, 0))  # 0, 1, 10, 11, 2, …
+    for file in (last, first):
+        file.write_bytes(b"broken")
+    with pytest.raises(ValueError, match=rf"cannot read {first}: .*repair or remove it"):
+        data.train.read(torch.arange(2))
+    feed = Feed(batch=24, seed=0, device=CPU, workers=1)
+    with pytest.raises(ValueError, match=r"cannot read .*ant"):
+        next(Streamed(data.train, feed).epoch(0))
+    said: list[str] = []
+    train = listed(photos, skip=True).train
+    assert isinstance(train, Folder)
+    assert train.path(0) == first
+    assert train.path(11) == last
+    replaced = train.read(torch.tensor([0, 11, 5]))
+    assert torch.equal(replaced, whole[[1, 1, 5]])  # past the last one comes the first
+    feed = Feed(batch=24, seed=0, device=CPU, workers=1, say=said.append)
+    made = Streamed(train, feed)
+    for epoch in (0, 1):
+        next(made.epoch(epoch))
+    assert len(said) == 2
+    assert all("another picture of its class stands for it" in line for line in said)
+    (photos / "test" / "bee" / "1.png").write_bytes(b"broken")
+    with pytest.raises(ValueError, match="cannot read"):  # no test picture is replaced
+        listed(photos, skip=True).test.read(torch.arange(6))
+    for file in (photos / "train" / "ant").iterdir():
+        file.write_bytes(b"broken")
+    with pytest.raises(ValueError, match="no picture can be read of the class of"):
+        train.read(torch.tensor([3]))
+
+
+def test_another_size_is_refused_when_it_is_met(photos: Path) -> None:
+    Image.new("RGB", (9, 9)).save(photos / "train" / "bee" / "5.png")
+    with pytest.raises(ValueError, match=r"got \(4, 6\) and \(9, 9\) .*5\.png.*--data\.size 64"):
+        listed(photos, size=None).pictures.read(torch.arange(24))
+    Image.new("RGB", (9, 9)).save(photos / "test" / "ant" / "0.png")
+    with pytest.raises(ValueError, match=r"one size, got \(4, 6\) in .* and \(9, 9\)"):
+        listed(photos, size=None)
+    with pytest.raises(ValueError, match="expected size of at least 1, got 0"):
+        listed(photos, size=0)
+
+
+# ---------------------------------------------------------------- parts
+
+
+@given(
+    width=st.integers(1, 400),
+    height=st.integers(1, 400),
+    area=st.floats(0.05, 1),
+    seed=st.integers(0, 2**40),
+)
+def test_a_part_lies_inside_and_is_large_enough(
+    width: int, height: int, area: float, seed: int
+) -> None:
+    left, top, right, bottom = Part(area, seed)(width, height)
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+    assert (left, top, right, bottom) == Part(area, seed)(width, height)
+    if min(width, height) > 100 and 0.75 <= width / height <= 4 / 3:
+        w, h = right - left, bottom - top
+        assert w * h >= 0.95 * area * width * height or (w, h) == (width, height)
+        assert 0.74 <= w / h <= 1.35
+
+
+def test_parts_are_a_function_of_seed_epoch_and_picture(photos: Path) -> None:
+    train = listed(photos, area=0.1).train
+    assert isinstance(train, Folder)
+    rows = torch.tensor([3, 17])
+    x, y, _, _ = train.vary(rows, 5, 2)
+    expected = []
+    for row in rows.tolist():
+        box = Part(0.1, mix(mix(5, 2), row))(6, 4)
+        picture = Image.open(train.path(row)).resize((4, 4), Image.Resampling.BILINEAR, box=box)
+        expected.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1))
+    assert torch.equal(x, torch.stack(expected))
+    assert y.tolist() == [0, 1]
+    assert torch.equal(train.vary(rows.flip(0), 5, 2).x, x.flip(0))
+    for seed, epoch in ((5, 3), (6, 2)):
+        assert not torch.equal(train.vary(rows, seed, epoch).x, x)
+    centre = torch.from_numpy(read_picture(train.path(3), 4).copy()).permute(2, 0, 1)
+    assert torch.equal(train.read(rows)[0], centre)  # as it is, where nothing is trained
+
+
+def steps(photos: Path, workers: int, start: int = 0) -> list[tuple[Tensor, Tensor]]:
+    train = listed(photos, area=0.3).train
+    assert isinstance(train, Folder)
+    feed = Feed(batch=4, seed=0, device=CPU, workers=workers, augment=Augment(jitter=0.4))
+    return list(Streamed(train, feed).epoch(1, start))
+
+
+def test_an_epoch_of_parts_goes_on_where_it_was(photos: Path) -> None:
+    whole = steps(photos, 0)
+    assert_equal(steps(photos, 2, start=3), whole[3:])
