@@ -163,7 +163,8 @@ def train_run(
         elif resume:
             watch.say(f"nothing to resume in {out}; starting")
         watch.say(trainer.about())
-        for line in said_of(config, data):
+        shared = config.model_copy(update={"batch": trainer.learner.batch})
+        for line in said_of(shared, data):
             watch.say(line)
         if (weak := out_of_reach(config)) is not None:
             watch.say(f"{name or config.method.name}: {weak}")

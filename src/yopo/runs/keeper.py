@@ -155,13 +155,18 @@ class Keeper:
         mine = partial(learner.snapshot.own, rank=learner.rank, world=learner.world)
         try:
             p, sums, good = _restored(values)
-            learner.snapshot.put_back(mine(newest.tensors))
+            tensors = mine(newest.tensors)
+            learner.snapshot.put_back(tensors)
         except (ValueError, RuntimeError) as error:  # of torch, where a tensor does not fit
             why = " ".join(str(error).split())[:200]
             raise ValueError(
                 f"the checkpoint in {out} was edited or is of another version: {why}; "
                 "give another --out"
             ) from None
+        if len(tensors) < sum(not name.startswith("rank-") for name in newest.tensors):
+            self.watch.say(
+                "what the method keeps of each image cannot be shared out: it begins anew"
+            )
         if len(sums) != learner.world:
             loss, right = (sum(column) for column in zip(*sums, strict=True))
             loss *= learner.world / len(sums)  # each has the mean over its share
