@@ -1017,6 +1017,8 @@ def test_a_quick_evaluation_pushes_no_stronger_one_off_the_page(
     assert [row[heads.index("pgd-10")].split()[0] for row in rows] == ["–", percent(share)] * 2
     assert all(run.evaluations.keys() == {"eval.json", "eval-203001011200.json"} for run in runs)
     assert found.text.count("Other evaluations (1)") == 2
+    told = {str(c.header): [*c.cells] for c in summary(runs).columns}  # in the terminal
+    assert ["1,000" in str(how) for how in told["measured with"]] == [True, False] * 2
 
 
 def test_another_radius_does_not_lead(tmp_path: Path) -> None:

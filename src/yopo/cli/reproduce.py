@@ -98,7 +98,7 @@ def _seeds(text: str) -> list[int]:
 
 
 def _bench(file: Path | None) -> dict[str, Any] | None:
-    from yopo.report.reading import read_bench
+    from yopo.bench.reading import read_bench
 
     if file is None:
         return None

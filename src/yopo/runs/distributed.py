@@ -90,7 +90,8 @@ def pick_device(name: str | None) -> torch.device:
 def synchronise_batchnorm(model: nn.Module) -> nn.Module:
     """Let every BatchNorm normalise by the statistics of all processes together.
 
-    On GPUs that is torch's SyncBatchNorm; it does not run on CPUs, so there it is ours.
+    On GPUs that is torch's SyncBatchNorm; it does not run on CPUs, so there it is ours. That one
+    stays because several processes are compared with one process on CPUs, with every setting.
     """
     if dist.get_backend() == "nccl":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
