@@ -44,6 +44,7 @@ class Keeper:
         self.good: tuple[Tensors, dict[str, Any]] | None = None
         self.best: Tensors | None = None
         self.writing = Writing(learner)
+        self._good_of_all: tuple[Tensors, Tensors] | None = None  # of which it was made, and it
         self._room, self._good_room = Tensors(), Tensors()  # for copies
 
     @property
@@ -80,16 +81,23 @@ class Keeper:
             values["source"] = distributed.told_to_all(self.source.state())
         good = None
         if p.step == 0 and self.good is not None:  # this is the good one
-            mine = self.good[0]
+            everything = self._all_good(self.good[0])
         else:
             mine = snapshot.copy(self._room) if self.writing.is_beside else snapshot.take()
+            everything = snapshot.gathered(mine)
             if self.good is not None:
-                good, values["good"] = snapshot.gathered(self.good[0]), self.good[1]
-        checkpoint = state.Checkpoint(snapshot.gathered(mine), values, good, self.best)
+                good, values["good"] = self._all_good(self.good[0]), self.good[1]
+        checkpoint = state.Checkpoint(everything, values, good, self.best)
         work = partial(self.files.save_state, p.saves, checkpoint, self.config.checkpoint.keep)
         if snapshot.is_sharded:
             work = partial(work, group=self.writing.group)
         return self.writing.begin(work, (p.lines, p.step))
+
+    def _all_good(self, mine: Tensors) -> Tensors:
+        """The good state with what is each process's own; it is brought together once."""
+        if self._good_of_all is None or self._good_of_all[0] is not mine:
+            self._good_of_all = mine, self.learner.snapshot.gathered(mine)
+        return self._good_of_all[1]
 
     def save_now(self) -> bool:
         """See to it that this very step is in a checkpoint; say whether it is."""
