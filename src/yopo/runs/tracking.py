@@ -11,6 +11,7 @@ from yopo.core.parallel import is_spread
 from yopo.integrations.trackers import Tracker, named
 from yopo.runs import closeup, evaluating, folder
 from yopo.runs.overlay import Tree
+from yopo.runs.shown import choose
 from yopo.runs.trainer import Trainer
 
 Track = str | Sequence[str | Tracker]
@@ -122,7 +123,7 @@ def trained(tracking: Tracking, trainer: Trainer, result: Tree) -> None:
     config, test, model = trainer.config, trainer.images.test, trainer.learner.follower
     pictures: dict[str, Tensor] = {}
     if not is_spread(model):  # which no process can run alone
-        rows = closeup.choose(test.labels)
+        rows = choose(test.labels)
         x, y = test.read(rows), test.labels[rows]
         found = closeup.attacked(model, x, y, evaluating.choose_threat(config, None), config.seed)
         pictures = {"test/clean": x, "test/adversarial": found}
@@ -134,7 +135,7 @@ def trained(tracking: Tracking, trainer: Trainer, result: Tree) -> None:
 
 def evaluated(tracking: Tracking, seen: closeup.Seen, step: int) -> None:
     """An evaluation: its accuracies, its card, the eight images that all networks are shown."""
-    rows, result = closeup.choose(seen.y), seen.result
+    rows, result = choose(seen.y), seen.result
     x, y = seen.pictures.read(rows), seen.y[rows]
     found = closeup.attacked(seen.model, x, y, seen.threat, result.about["seed"])
     values = {"eval": {**result.accuracy, "worst": result.worst}}
