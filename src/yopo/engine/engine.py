@@ -288,16 +288,16 @@ class Engine:
 
     def _together(self, work: Callable[[], T]) -> T:
         """Do what may fail; where gradients are exchanged, an error in one process is in all."""
-        found: list[T] = []
+        done: list[T] = []
         wrong = ""
         try:
-            found.append(work())
+            done.append(work())
         except Exception as error:
             wrong = _first_line(error)
         wrong = agreed(wrong) if exchanges(self.optimizer) else wrong
         if wrong:
             raise _NotFastError(wrong)
-        return found[0]
+        return done[0]
 
     def _try_to_compile(self, x: Tensor, y: Tensor) -> None:
         turns = [True]

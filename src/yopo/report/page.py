@@ -106,8 +106,8 @@ def _whole(text: str) -> Markup:
     return Markup(re.sub(hyphened, _kept, str(escape(text))))
 
 
-def _kept(found: re.Match[str]) -> str:
-    return f'<span class="whole">{found[1]}</span>' if len(found[1]) <= LONGEST else found[1]
+def _kept(word: re.Match[str]) -> str:
+    return f'<span class="whole">{word[1]}</span>' if len(word[1]) <= LONGEST else word[1]
 
 
 def _charts_note(runs: Sequence[Run]) -> str:
