@@ -73,3 +73,23 @@ def test_when_one_of_two_is_killed_the_other_says_so_and_the_run_goes_on() -> No
     done = python("-m", "tools.rank_kills", "--runs", "1")
     assert done.returncode == 0, done.stderr
     assert "1 forked, the other ended after" in done.stdout
+
+
+def test_the_record_of_killed_ranks() -> None:
+    """All ended in a minute, all went on with another number of processes, none was wrong."""
+    there = ROOT / "records/rank-kills-cpu"
+    kills = [json.loads(line) for line in (there / "kills.jsonl").read_text().splitlines()]
+    assert len(kills) >= 100
+    assert all(kill["killed"] and kill["code"] is not None for kill in kills)
+    assert max(kill["seconds"] for kill in kills) <= 60
+    assert {kill["resumed_with"] for kill in kills} == {1, 3}  # of two
+    assert [kill for kill in kills if kill["wrong"]] == []
+    assert {kill["how"] for kill in kills} == {"forked", "torchrun"}
+    assert (
+        f"# {len(kills)} runs of two processes, one of which was killed"
+        in (there / "README.md").read_text()
+    )
+    row = next(
+        x for x in (ROOT / "records/README.md").read_text().splitlines() if "rank-kills" in x
+    )
+    assert f"| {len(kills)} training runs of two processes" in row
