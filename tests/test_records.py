@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import exchanged, growth, scale, simulation
+from benchmarks import exchanged, growth, handed, scale, simulation
 from tests.paper.test_reproduce import put
 from tools import scale_page
 from tools.front_page import COLOURS, FAST
@@ -51,6 +51,19 @@ def test_step_times() -> None:
         assert line in results, line
     words = f"a step is {min(ratios):.1f} to {max(ratios):.1f} times faster than the same method"
     assert words in said("README.md")
+
+
+def test_a_loss_handed_over_costs_no_more() -> None:
+    found = json.loads((ROOT / "records/handed-cpu/handed.json").read_text())["ratios"]
+    log = (ROOT / "records/handed-cpu/log.txt").read_text()
+    times = [ratio for name, ratio in found.items() if name.endswith("time")]
+    memory = [ratio for name, ratio in found.items() if name.endswith("memory")]
+    assert (len(times), len(memory), len(log.splitlines())) == (9, 9, 18)
+    assert max(*times, *memory) <= handed.MOST == 1.05
+    for name, ratio in found.items():
+        assert re.search(rf"^{re.escape(name)} +{ratio:.3f} ", log, re.MULTILINE), name
+    words = f"{min(times):.2f} to {max(times):.2f} times the processor time"
+    assert f"{words} and {max(memory):.2f} times the memory" in said("docs/design.md")
 
 
 def test_ways_to_share_a_step() -> None:
