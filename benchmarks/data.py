@@ -191,7 +191,8 @@ def rates(root: Path, setting: Setting, rounds: int, batches: int) -> dict[str, 
             del epoch
     made = batches * setting.batch
     pairs = [p / o for o, p in zip(times["ours"], times["plain"], strict=True)]
-    work = [p / o for o, p in zip(spent["ours"], spent["plain"], strict=True)]
+    tick = 1 / os.sysconf("SC_CLK_TCK")
+    work = [p / max(o, tick) for o, p in zip(spent["ours"], spent["plain"], strict=True)]
     return {
         **{name: round(made / statistics.median(all_), 1) for name, all_ in times.items()},
         "ratio": round(statistics.median(pairs), 3),

@@ -442,3 +442,16 @@ def test_what_the_recipes_promise_was_measured() -> None:
         assert told.seconds is None or round(seconds) == told.seconds
         written = [told.clean, told.worst]
         assert written == [None if s is None else round(100 * s, 1) for s in shares], name
+
+
+def test_large_folders_take_no_more_memory_than_small_ones() -> None:
+    read = json.loads((ROOT / "records/data-cpu/results.json").read_text())
+    assert read["setting"]["size"] == 224
+    for name in ("the same batches", "epoch"):
+        few, many = read[name]["2000"], read[name]["40000"]
+        assert abs(many["peak, MB"] / few["peak, MB"] - 1) < 0.1
+        assert many["peak, MB"] < 1500
+        assert many["first batch, s"] < 5
+    assert read["epoch"]["40000"]["pictures"] > 39_000
+    assert read["pictures a second"]["ratio"] >= 0.95
+    assert read["pictures a second"]["of processor time"] >= 0.95
