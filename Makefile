@@ -35,6 +35,12 @@ docs: .venv-docs/docs.stamp  ## the site, in site/html: tutorials are run, links
 	OMP_NUM_THREADS=1 .venv-docs/bin/sphinx-build -W --keep-going -E -j 2 -q docs site/html
 	.venv-docs/bin/python -m tools.site site/html
 
+dist: .venv/package.stamp  ## sdist and wheel in dist; the wheel runs the demo where nothing else is
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m tools.dist dist
+
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 

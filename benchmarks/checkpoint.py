@@ -1,15 +1,17 @@
 """How long training waits for a checkpoint: written at once, or beside the training.
 
-Usage: python -m benchmarks.checkpoint [--rounds 5] [--width 136] [--out FOLDER]
+Usage: python -m benchmarks.checkpoint [--rounds 5] [--width 136] [--shards] [--out FOLDER]
 
 One run of one process, a PreAct-ResNet18 of 50 million parameters with momentum, saves in turn at
 once (as small runs do) and beside its training (as large ones do). `waits` is what the call of
 `save` takes; `slower` what the steps take longer until the checkpoint is there, for the processor
-and the disk are shared. Ratios are within one run, medians over rounds.
+and the disk are shared. Ratios are within one run, medians over rounds. --shards: two processes,
+over which FSDP2 spreads the weights, write their parts with DCP; they wait for the slower one.
 """
 
 import argparse
 import json
+import multiprocessing
 import platform
 import tempfile
 import time
@@ -19,8 +21,9 @@ from typing import Any
 
 import torch
 
+from tests.tiny import as_one_of, free_port
 from yopo.data.sources import Arrays
-from yopo.runs import writing
+from yopo.runs import distributed, writing
 from yopo.runs.distributed import pick_device
 from yopo.runs.progress import Logged
 from yopo.runs.settings import validate
@@ -29,7 +32,7 @@ from yopo.runs.trainer import Trainer
 NEVER = 10**12  # parameters
 
 
-def trainer(out: Path, width: int, device: torch.device) -> Trainer:
+def trainer(out: Path, width: int, device: torch.device, parallel: str = "flat") -> Trainer:
     """A run that is long enough."""
     config = validate(
         {
@@ -38,6 +41,7 @@ def trainer(out: Path, width: int, device: torch.device) -> Trainer:
             "data": {"held_out": 8},
             "batch": 8,
             "engine": "plain",
+            "parallel": parallel,
         }
     )
     x = torch.randint(0, 256, (8 * 1000, 3, 16, 16), dtype=torch.uint8)
@@ -62,9 +66,12 @@ def measure(run: Trainer, rounds: int) -> list[dict[str, float]]:
     def save(large: int) -> float:
         writing.LARGE = large
         vars(run.keeper.writing).pop("is_beside", None)  # it is looked at once a run
+        distributed.wait_for_all()
         began = time.perf_counter()
         assert run.keeper.save()
-        return time.perf_counter() - began
+        if large == NEVER:  # parts are always written beside the training
+            assert run.keeper.writing.settle()
+        return slowest(time.perf_counter() - began)
 
     found = []
     for number in range(rounds + 1):
@@ -73,15 +80,61 @@ def measure(run: Trainer, rounds: int) -> list[dict[str, float]]:
         waits, slower, written = save(0), 0.0, time.perf_counter()
         begun = run.keeper.writing._begun
         assert begun is not None
-        while not begun[0].done():
+        while distributed.anyone(not begun[0].done(), device=run.learner.device)[0]:
             slower += step() - idle
         written = time.perf_counter() - written
         assert run.keeper.settle()
-        if number:
+        if number and run.learner.rank == 0:
             row = {"at once": at_once, "waits": waits, "slower": slower}
             found.append(row | {"written after": written, "step": idle})
             print(*(f"{k} {v:.3f} s" for k, v in found[-1].items()), sep="  ", flush=True)
     return found
+
+
+def slowest(seconds: float) -> float:
+    """Those of the process that took longest."""
+    return max(float(each) for each in distributed.gathered(torch.tensor(seconds)))
+
+
+def in_one(out: Path, width: int, device: torch.device, rounds: int, parallel: str = "flat") -> str:
+    """The record, as JSON; nothing but in the first process."""
+    torch.manual_seed(0)
+    run = trainer(out, width, device, parallel)
+    parameters = sum(p.numel() for p in run.learner.model.parameters())
+    threads = f"{torch.get_num_threads()} threads"
+    if run.learner.rank == 0:
+        print(f"{parameters:,} parameters, {device}, {run.learner.world} processes, {threads}")
+    rows = measure(run, rounds)
+    run.keeper.close()
+    if run.learner.rank:
+        return ""
+    (newest, *_) = sorted((run.files.path / "state").glob("save-*"), reverse=True)
+    record: dict[str, Any] = {
+        "parameters": parameters,
+        "processes": run.learner.world,
+        "parallel": parallel,
+        "bytes": sum(f.stat().st_size for f in newest.rglob("*") if f.is_file()),
+        "ratios": {
+            "waits / at once": median(row["waits"] / row["at once"] for row in rows),
+            "waits and slower / at once": median(
+                (row["waits"] + row["slower"]) / row["at once"] for row in rows
+            ),
+        },
+        "seconds": {key: median(row[key] for row in rows) for key in rows[0]},
+        "rounds": rows,
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {device}, {threads} each",
+    }
+    return json.dumps(record, indent=1) + "\n"
+
+
+def in_shards(rank: int, port: int, out: str, width: int, rounds: int) -> None:
+    """One of two processes."""
+    torch.set_num_threads(1)
+    as_one_of(2, rank, port)
+    text = in_one(Path(out) / "run", width, torch.device("cpu"), rounds, "fsdp")
+    if rank == 0:
+        (Path(out) / "record").write_text(text)
 
 
 def main() -> None:
@@ -90,37 +143,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--width", type=int, default=136)
     parser.add_argument("--device")
-    parser.add_argument("--out", type=Path, help="folder for checkpoint.json")
+    parser.add_argument("--shards", action="store_true", help="two processes with FSDP2")
+    parser.add_argument("--out", type=Path, help="folder for checkpoint.json, or shards.json")
     args = parser.parse_args()
-    torch.manual_seed(0)
-    device = pick_device(args.device)
     with tempfile.TemporaryDirectory() as folder:
-        run = trainer(Path(folder) / "run", args.width, device)
-        parameters = sum(p.numel() for p in run.learner.model.parameters())
-        print(f"{parameters:,} parameters, {device}, {torch.get_num_threads()} threads")
-        rows = measure(run, args.rounds)
-        size = sum(f.stat().st_size for f in (run.files.path / "state").rglob("save-*/*")) // 2
-    middle = {key: median(row[key] for row in rows) for key in rows[0]}
-    ratios = {
-        "waits / at once": median(row["waits"] / row["at once"] for row in rows),
-        "waits and slower / at once": median(
-            (row["waits"] + row["slower"]) / row["at once"] for row in rows
-        ),
-    }
-    for name, ratio in ratios.items():
+        if args.shards:
+            context, port = multiprocessing.get_context("spawn"), free_port()
+            words = (port, folder, args.width, args.rounds)
+            pair = [context.Process(target=in_shards, args=(rank, *words)) for rank in (0, 1)]
+            for process in pair:
+                process.start()
+            for process in pair:
+                process.join()
+            text = (Path(folder) / "record").read_text()
+        else:
+            text = in_one(Path(folder) / "run", args.width, pick_device(args.device), args.rounds)
+    for name, ratio in json.loads(text)["ratios"].items():
         print(f"{name:28} {ratio:.3f}")
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
-        record: dict[str, Any] = {
-            "parameters": parameters,
-            "bytes": size,
-            "ratios": ratios,
-            "seconds": middle,
-            "rounds": rows,
-            "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {device}, {torch.get_num_threads()} threads",
-        }
-        (args.out / "checkpoint.json").write_text(json.dumps(record, indent=1) + "\n")
+        (args.out / ("shards.json" if args.shards else "checkpoint.json")).write_text(text)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,21 +248,51 @@ def attacked(images: int) -> Run:
     return lambda: attack_all(net, Data.of(net, InMemory(x, y)), THREAT, [parse("pgd-1")], batch=50)
 
 
+class Drawn:
+    """Pictures that are made when they are read."""
+
+    shape = (3, 32, 32)
+
+    def __init__(self, images: int) -> None:
+        self.labels = torch.arange(images) % 10
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, rows: Tensor) -> Tensor:
+        """All of one shade."""
+        shades = (rows % 256).byte().view(-1, 1, 1, 1)
+        return shades.expand(len(rows), *self.shape).contiguous()
+
+
+def read_and_attacked(images: int) -> float:
+    """Peak memory of an evaluation of pictures that are not in memory, in MB."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+    attack = partial(yopo.evaluate, net, Drawn(images), THREAT, "pgd-1", checks=False)
+    return peak_bytes(lambda: attack(batch=50)) / 1e6
+
+
 def of_images() -> Iterator[Axis]:
     """Of a data set in memory."""
     many = (4096, 16384, 65536)
     yield Axis("beginning of an epoch", "training images", (*many, 262144), epoch_begins)
     yield Axis("20 batches of an epoch", "training images", many, batches_read)
     yield Axis("held-out images and digest", "training images", many, split_up)
-    copied = [f"{name} of the same" for name in ("memory",)]
     yield Axis(
-        copied[0],
+        "memory of the same",
         "training images",
         many,
         count=lambda n: peak_bytes(split_up(n)) / 1e6,
         unit="MB",
     )
     yield Axis("evaluation, PGD-1", "test images", (1000, 4000, 16000), attacked)
+    yield Axis(
+        "memory of an evaluation of pictures that are read",
+        "test images",
+        (500, 2000, 8000),
+        count=read_and_attacked,
+        unit="MB",
+    )
 
 
 # ---------------------------------------------------------------- files of a run

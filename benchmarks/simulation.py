@@ -1,9 +1,9 @@
 """What training costs on many GPUs, computed from measured parts; see docs/scale.md.
 
-Bytes are counted from the networks' shapes, and a test finds the same in messages of two real
-processes. A step's time on one GPU comes from two networks that were measured on an H200: seconds =
-a · FLOP + b · bytes kept for the way back, a and b from those two. What links and disks carry is
-assumed: `Assumed` has it, and each is an option of `python -m benchmarks.scale --simulate`.
+Bytes are counted from the networks' shapes, and a test finds the same in the record of what two
+real processes sent. A step's time on one GPU comes from two networks that were measured on an H200:
+seconds = a · FLOP + b · bytes kept for the way back, a and b from those two. What links and disks
+carry is assumed: `Assumed` has it; each is an option of `python -m benchmarks.scale --simulate`.
 """
 
 import json
@@ -253,7 +253,7 @@ def _steps(rows: Sequence[Row]) -> list[str]:
 
 def _rest(rows: Sequence[Row]) -> list[str]:
     lines = [
-        "| GPUs | images/s | epoch min | cores a GPU | state GB (DDP, FSDP2) | activations GB "
+        "| GPUs | images/s | epoch s | cores a GPU | state GB (DDP, FSDP2) | activations GB "
         "| checkpoint GB | s to write |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -261,7 +261,7 @@ def _rest(rows: Sequence[Row]) -> list[str]:
         cores = f"{r.cores:.0f}" if r.cores else "–"
         held = f"{r.state['ddp'] / 1e9:.2f}, {r.state['fsdp'] / 1e9:.3f}"
         lines.append(
-            f"| {r.gpus} | {r.images:,.0f} | {r.epoch / 60:.1f} | {cores} | {held} | "
+            f"| {r.gpus} | {r.images:,.0f} | {r.epoch:,.1f} | {cores} | {held} | "
             f"{r.activations / 1e9:.1f} | {r.saved / 1e9:.2f} | {r.save:.1f} |"
         )
     return lines

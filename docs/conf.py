@@ -21,7 +21,7 @@ copyright = author
 release = version = yopo.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
-COMING = ("publishing", "data", "scale")  # pages in index.md's list, once written
+COMING = ("publishing", "data")  # pages in index.md's list, once written
 nitpicky = True
 # What autodoc finds in signatures and no page here describes: torch's, Python's, and the insides.
 nitpick_ignore_regex = [("py:.*", r"(?!yopo\.[A-Za-z0-9]+$).*")]

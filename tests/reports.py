@@ -108,6 +108,8 @@ class Page(HTMLParser):
             self._rows.append([])
         if tag in ("td", "th"):
             self._rows[-1].append("")
+        if tag == "small" and {"td", "th"} & set(self.open):
+            self._rows[-1][-1] += " "
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
@@ -122,7 +124,7 @@ class Page(HTMLParser):
         if not {"style", "script"} & set(self.open):
             self.words.append(data)
         if self.open and {"td", "th"} & set(self.open):
-            self._rows[-1][-1] += data if "small" not in self.open else f" {data}"
+            self._rows[-1][-1] += data
 
     @property
     def text(self) -> str:

@@ -1,11 +1,12 @@
 """docs/code.md names what is there, and its picture shows what it says."""
 
+import ast
 from pathlib import Path
 
 import pytest
 
 import yopo
-from tests.test_rooms import ROOMS
+from tests.test_rooms import ROOMS, imports
 from tools.code_picture import PAGE, PICTURE, WAYS, files, picture, rooms, steps
 
 TEXT = PAGE.read_text()
@@ -20,6 +21,32 @@ def test_every_file_that_the_page_names_exists(file: str) -> None:
 
 def test_every_room_is_in_the_table() -> None:
     assert {*rooms(TEXT), "yopo", "__main__"} == set().union(*ROOMS)
+
+
+def used(file: str) -> set[str]:
+    """The files of ours that one imports, wherever a public name of a room, or of ours, is from."""
+    tree, names = ast.parse((PACKAGE / file).read_text()), {*imports(PACKAGE / file)}
+    if "yopo" in names:
+        names |= {ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    homes = {f"yopo.{n}": home for home, all_of in yopo._HOMES.items() for n in all_of.split()}
+    for init in PACKAGE.glob("*/__init__.py"):
+        for name in imports(init):
+            homes[f"yopo.{init.parent.name}.{name.rpartition('.')[2]}"] = name[5:]
+    modules = {name.removeprefix("yopo.") for name in names}
+    modules |= {homes[name] for name in names if name in homes}
+    ends = [*modules, *(name.rpartition(".")[0] for name in modules)]
+    return {f"{end.replace('.', '/')}.py" for end in ends}
+
+
+@pytest.mark.parametrize("way", ["A batch through", "`yopo train", "`yopo eval"])
+def test_every_file_of_a_list_is_on_its_way(way: str) -> None:
+    """It imports another file of the list, or is imported by one."""
+    text = "".join(s for s in TEXT.split("\n## ") if s.startswith(way))
+    listed = {*files(text)}
+    imported = {file: used(file) & listed - {file} for file in listed}
+    alone = [f for f in listed if not imported[f] and not any(f in i for i in imported.values())]
+    assert alone == []
+    assert not used("cli/train.py") & {"attacks/cw.py", "report/page.py"}  # it would be seen
 
 
 def test_the_picture_shows_the_steps_of_the_lists() -> None:

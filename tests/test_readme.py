@@ -21,9 +21,11 @@ from tests.conftest import Batch, convnet, grads
 from tests.tiny import PATIENCE
 from yopo import cli
 from yopo.attacks.names import parse_all
+from yopo.cli.eval import someone_elses
 from yopo.cli.training import settings_typed
 from yopo.engine.engine import Engine
 from yopo.runs.api import configure, method_configs
+from yopo.runs.settings import validate
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -76,7 +78,7 @@ def there() -> set[str]:
 
 # What a run, an evaluation or a reader's own folder holds: no files of the repository.
 THEIRS = re.compile(
-    r"(OUT|DIR|runs|photos)/.*|.*state/?|my_module\.py|mine\.py|net\.eval\.json|eval-DATE\.json"
+    r"(OUT|DIR|runs|photos|train|val|test)/.*|.*state/?|my_module\.py|mine\.py|net\.eval\.json|eval-DATE\.json"
     r"|(model\.)?eval\.(md|json)|Doe2026Fast\.\w+|issue\.md"
 )
 
@@ -156,6 +158,8 @@ def test_commands_are_parsed(name: str, line: str, monkeypatch: pytest.MonkeyPat
             configure(args.recipe, {}, over)
             if words[0] == "compare":
                 assert method_configs(args.recipe, args.methods.split(","), over)
+    elif words[0] == "eval" and not args.runs:  # of someone else's network
+        assert validate(someone_elses(args, rest))
     else:
         assert not rest, f"{name}: {line}"
     if words[0] == "eval":

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import exchanged, growth, scale, simulation
 from tests.paper.test_reproduce import put
+from tools import scale_page
 from tools.front_page import COLOURS, FAST
 from tools.reproduction_page import RECIPES, texts
 from yopo.evaluation.result import wilson
 from yopo.methods.registry import ENTRIES
+from yopo.models.resnet50 import Bottleneck
 from yopo.paper.reproduction import TABLES, folder
 from yopo.report import curves
 from yopo.report.curves import PALETTE
@@ -48,6 +51,19 @@ def test_step_times() -> None:
         assert line in results, line
     words = f"a step is {min(ratios):.1f} to {max(ratios):.1f} times faster than the same method"
     assert words in said("README.md")
+
+
+def test_ways_to_share_a_step() -> None:
+    found = json.loads((ROOT / "records/parallel-cpu/parallel.json").read_text())
+    net, wide = (found["ways"][name]["ways"] for name in ("small ResNet-50", "perceptron"))
+    assert found["ways"]["perceptron"]["parameters"] // 10**5 == 38
+    words = said("docs/training.md")
+    assert (
+        f"with `ddp` takes {net['ddp']} of `flat` on a small ResNet-50 and {wide['ddp']}" in words
+    )
+    assert f"with `fsdp` {net['fsdp']} and {wide['fsdp']}" in words
+    assert f"brings it to {net['fsdp gathered']} and {wide['fsdp gathered']}" in words
+    assert f"takes {found['engine']['compiled']} of a plain one's" in said("docs/speed.md")
 
 
 def test_other_peoples_networks() -> None:
@@ -442,6 +458,39 @@ def test_what_the_recipes_promise_was_measured() -> None:
         assert told.seconds is None or round(seconds) == told.seconds
         written = [told.clean, told.worst]
         assert written == [None if s is None else round(100 * s, 1) for s in shares], name
+
+
+def test_costs_grow_as_the_page_says(float32: None) -> None:
+    record = json.loads((ROOT / "records/scale-cpu/scale.json").read_text())
+    assert (ROOT / "docs/scale.md").read_text() == scale_page.page(ROOT), (
+        "python -m tools.scale_page"
+    )
+    assert len(record["growth"]) >= 20
+    for row in record["growth"]:
+        found = growth.exponent(row["sizes"][-growth.UPPER :], row["costs"][-growth.UPPER :])
+        assert row["exponent"] == pytest.approx(found, abs=0.006)
+        assert row["growth"] == growth.verdict(found) != "worse", row["cost"]
+
+
+def test_bytes_counted_from_shapes_are_those_that_two_processes_sent() -> None:
+    record = json.loads((ROOT / "records/scale-cpu/scale.json").read_text())
+    net = exchanged.network()
+    groups = simulation.groups(net, (Bottleneck,))
+    sent = {row["way"]: row["bytes"] for row in record["ranks"]}
+    assert sent["flat"]["reduced"] == simulation.flat_message(net)
+    assert sent["ddp"]["reduced"] == simulation.ddp_messages(net)
+    for way, whole in (("fsdp", False), ("fsdp gathered", True)):
+        counted = simulation.fsdp_messages(groups, 2, 4, whole)
+        assert (sent[way]["gathered"], sent[way]["scattered"]) == counted
+
+
+def test_what_many_gpus_cost_can_be_computed_anew(
+    capsys: pytest.CaptureFixture[str], float32: None
+) -> None:
+    scale.main(["--simulate"])
+    assert capsys.readouterr().out.strip() in (ROOT / "docs/scale.md").read_text()
+    scale.main(["--simulate", "--between", "1e9"])  # a slow link: exchanges are seen
+    assert capsys.readouterr().out.strip() not in (ROOT / "docs/scale.md").read_text()
 
 
 def test_large_folders_take_no_more_memory_than_small_ones() -> None:

@@ -22,7 +22,7 @@ TESTS = {
     "Modules in the working directory": "runs.test_strangers.test_a_named_function_is_not_called",
     "Do not run `python -m yopo`": "test_security.test_python_looks_in_the_working_directory",
     "It may name our own networks": "runs.test_strangers.test_a_named_function_is_not_called",
-    "`yopo.load` and": "runs.test_loading.test_loading_follows_the_rule_of_trust",
+    "`yopo.load`, `yopo predict`": "runs.test_loading.test_loading_follows_the_rule_of_trust",
     "To timm it may": "runs.test_strangers.test_timm_is_not_given_options_that_are_not_plain",
     "No network is built": "runs.test_strangers."
     "test_absurd_sizes_are_refused_before_memory_is_taken",

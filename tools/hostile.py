@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from PIL import Image
 from rich.console import Console
 
 from tests.hostile import EXAMPLES, HOSTILE, load, places, put, save, write_full_run
@@ -421,8 +422,6 @@ def eps_pictures(case: Path) -> Path:
 
 def hostile_classes(case: Path) -> Path:
     """Classes whose names are hostile."""
-    from PIL import Image
-
     buffer = io.BytesIO()
     Image.new("RGB", (28, 28)).save(buffer, "PNG")
     return pictures(case, ["<img src=x onerror=ran=1>", STEER.replace("/", "")], buffer.getvalue())
@@ -475,8 +474,12 @@ def checkpointed(case: Path, tensors: bytes = b"", values: str = "{}") -> Path:
 
 def commands(case: Path, given: Path) -> dict[str, list[str]]:
     """All that read a run folder, or a weights file."""
+    image = case / "image.png"
+    Image.new("L", (28, 28), 99).save(image)
     found = {
-        "eval": ["eval", str(given), "--attacks", "pgd-1", "--samples", "4", "--save-examples"]
+        "eval": ["eval", str(given), "--attacks", "pgd-1", "--samples", "4", "--save-examples"],
+        "predict": ["predict", str(given), str(image)],
+        "export": ["export", str(given), "--to", "pt2", "--out", str(case / "export.pt2")],
     }
     if given.suffix in (".safetensors", ".st"):
         return found
@@ -486,6 +489,7 @@ def commands(case: Path, given: Path) -> dict[str, list[str]]:
     resumed = ["--out", str(given), "--resume", *tiny.split()]
     return found | {
         "diagnose": ["diagnose", str(given), "--images", "4", "--m", "1"],
+        "ls": ["ls", str(given), str(given.parent)],
         "report": ["report", str(given), "--out", "page.html", "--figures", "figures"],
         "reproduce": ["reproduce", "table2", "--show", "--out", str(given.parent)],
         "compare": f"compare demo --methods yopo-5-3 --out {case / 'both'} --resume".split(),

@@ -12,6 +12,7 @@ import yopo
 from yopo import L2, Linf, Threat, evaluate
 from yopo.attacks.names import parse
 from yopo.core.frozen import Frozen
+from yopo.data.source import InMemory
 from yopo.evaluation import probe
 from yopo.evaluation.card import settings
 from yopo.runs import measure
@@ -49,7 +50,7 @@ def test_every_attack_of_unnamed_step_takes_the_same(
         last.bias.copy_(torch.tensor([9.0, 0, 0]))  # always right: no attack ends early
     config = validate({"evaluate": {"steps": steps}})
     monkeypatch.setattr(measure, "build_threat", lambda _: watched)
-    measure.accuracies(net, (255 * x).byte(), y, config, 2)
+    measure.accuracies(net, InMemory((255 * x).byte(), y), config, 2)
     monkeypatch.setattr(probe, "STEPS", steps)
     probe.withstands(Frozen(net), x, y, watched, one_step=False)
     evaluate(net, (x, y), watched, [f"pgd-{steps}"], checks=False)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,15 @@ import torch
 from torch import nn
 
 from yopo import cli
-from yopo.bench.bench import bench
+from yopo.bench import reading
+from yopo.bench.bench import Bench, Timing, bench
 from yopo.bench.literal import literal_loop
 from yopo.models import SmallCNN, preactresnet18
+
+
+def test_what_is_read_of_a_file_is_what_is_written() -> None:
+    for read, written in ((reading._BenchRow, Timing), (reading._Bench, Bench)):
+        assert {*read.model_fields} <= {field.name for field in fields(written)}
 
 
 @pytest.mark.parametrize(

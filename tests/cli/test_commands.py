@@ -79,7 +79,7 @@ def test_train_writes_a_run(
     assert "add --resume" in capsys.readouterr().err
     again = yopo(monkeypatch, "train", out / "config.yaml", "--out", out, "--resume")
     assert again == 0
-    assert "going on from epoch 3" in capsys.readouterr().out
+    assert "all epochs are done; going on with the test" in capsys.readouterr().out
     kept = tmp_path / "kept"  # without checkpoints, to save space
     shutil.copytree(out, kept, ignore=shutil.ignore_patterns("state"))
     for words in ([], ["--resume"]):
@@ -344,7 +344,7 @@ def test_a_full_disk_at_the_end_costs_no_result(
         shown = capsys.readouterr()
         assert f"could not write {file}" in shown.out
         assert "test accuracy" in shown.out
-        assert "make room, then: yopo train demo" in shown.err
+        assert "make room, then: `yopo train demo" in shown.err
         assert not (tmp_path / "run" / "result.json").exists()
     assert yopo(monkeypatch, *words, "--resume") == 0
     assert (tmp_path / "run" / "result.json").exists()

@@ -104,6 +104,14 @@ def test_ctrl_c_while_torch_is_loaded_is_no_traceback(module: str, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
+def test_ctrl_c_before_a_prediction_is_no_traceback() -> None:
+    code = PRESSED.format(module="torch") + CODE
+    command = [sys.executable, "-c", code, "predict", "run", "picture.jpg"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stderr == "interrupted; nothing was begun\n"
+    assert done.returncode == 130
+
+
 def test_what_trains_does_load_it() -> None:
     """So that the test above would see it."""
     words = ["train", "demo", "--dry-run", "--epochs", "0"]

@@ -232,6 +232,34 @@ def exchanged(_rank: int) -> None:
     loop(yopo.Free(net, yopo.Linf(0.1), optimizer=optimizer, m=2), optimizer)
 
 
+def two_optimizers(_rank: int, exchanging: int = 1) -> None:
+    """A net's two halves have an optimizer each, of which so many exchange."""
+    torch.manual_seed(0)
+    net = convnet()
+    parts = [[*net.parameters()][:2], [*net.parameters()][2:]]
+    optimizers = [SGD(part, 0.1) for part in parts]
+    for optimizer in optimizers[:exchanging]:
+        yopo.exchange_gradients(optimizer)
+    for _ in range(3):
+        yopo.Natural(net).backward(torch.rand(4, 3, 8, 8), torch.arange(4))
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def both_of_two_optimizers(rank: int) -> None:
+    two_optimizers(rank, 2)
+
+
+def one_optimizer_and_the_rest_frozen(_rank: int) -> None:
+    torch.manual_seed(0)
+    net = convnet()
+    first, *others = net.parameters()
+    first.requires_grad_(False)
+    optimizer = SGD(others, 0.1)
+    yopo.exchange_gradients(optimizer)
+    loop(yopo.Natural(net), optimizer)
+
+
 def after_a_trial(_rank: int) -> None:
     torch.manual_seed(0)
     net = convnet()
@@ -271,8 +299,9 @@ AGAINST_ONE: list[Work] = [
     scaled,
     from_different_weights,
 ]
-WARNED: list[Work] = [bare, bare_and_made_anew, engine]
-SILENT: list[Work] = [once, in_ddp, around_ddp, exchanged, after_a_trial, sharded]
+WARNED: list[Work] = [bare, bare_and_made_anew, two_optimizers, engine]
+SILENT: list[Work] = [once, in_ddp, around_ddp, exchanged, both_of_two_optimizers]
+SILENT += [one_optimizer_and_the_rest_frozen, after_a_trial, sharded]
 
 
 def heard(work: Work, rank: int) -> tuple[Any, list[str]]:

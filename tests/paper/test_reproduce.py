@@ -17,6 +17,7 @@ from yopo.core import seals
 from yopo.paper import reproduction
 from yopo.paper.reproduced import summary
 from yopo.paper.reproduction import TABLES
+from yopo.paper.running import How, reproduce
 from yopo.paper.tables import paper_table
 from yopo.paper.words import cells, heads, notes
 from yopo.runs.api import train_run
@@ -69,7 +70,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     over = {"epochs": 2, "model": {"options": {"width": 2, "hidden": 8}}}
     over |= {"data": {"held_out": 5300}}
     monkeypatch.setattr(reproduction, "QUICK", overlay(reproduction.QUICK, over))
-    monkeypatch.setattr("yopo.cli.reproduce.QUICK_SAMPLES", 50)
+    monkeypatch.setattr("yopo.paper.running.QUICK_SAMPLES", 50)
 
 
 @pytest.mark.usefixtures("tiny")
@@ -83,6 +84,9 @@ def test_a_row_end_to_end_and_not_again(
     folders = [tmp_path / f"pgd-5-seed-{seed}" for seed in (0, 1)]
     found = json.loads((tmp_path / "table1.json").read_text())["rows"]["PGD-5"]
     assert found["seeds"] == [0, 1]
+    how = How(seeds=(0, 1), quick=True, attacks=["pgd-3"], samples=40)
+    never = lambda *_, **__: pytest.fail("all of it was done")  # noqa: E731
+    assert reproduce("table1", tmp_path, ["PGD-5"], how, evaluate=never)["rows"]["PGD-5"] == found
     for file, attack, images in (("eval", "pgd-40", 50), ("model-last.eval", "pgd-3", 40)):
         both = [json.loads((f / f"{file}.json").read_text()) for f in folders]
         values = [e["accuracy"][attack] for e in both]

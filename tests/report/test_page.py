@@ -483,7 +483,7 @@ def test_seeds_of_one_setting_share_a_colour_and_a_button(tmp_path: Path) -> Non
     assert [len(chart.findall(f"g[@data-run='{i}']")) for i in range(3)] == [2, 2, 2]
     colours = {g.attrib["class"].split()[2] for g in chart.findall("g[@data-run='0']")}
     assert colours == {"c1"}  # YOPO's; PGD has c0, and another YOPO the next that is free
-    swatches = [s["class"] for s in found.all("span")]
+    swatches = [s["class"] for s in found.all("span") if "swatch" in s["class"]]
     assert swatches[:3] == swatches[3:6]  # buttons, and the key of the losses
     assert swatches[6:] == [f"swatch c{i}" for i in (1, 1, 0, 1, 2, 2)]
     curves.save_figures(runs, tmp_path / "f")
@@ -612,6 +612,15 @@ def test_seeds_are_a_band_at_every_radius_and_in_every_loss(tmp_path: Path) -> N
     drawn = curves.against_eps(read_runs(folders))
     assert drawn is not None
     assert [bool(curve["band"]) for curve in drawn[0]["curves"]] == [False, True]
+
+
+def test_names_and_intervals_are_kept_on_one_line(tmp_path: Path) -> None:
+    runs = read_runs([write_run(tmp_path / name, PGD, robust=0.5) for name in ("a-b", "pgd-" * 9)])
+    text = page(runs)
+    kept = set(re.findall(r'<span class="whole">(.*?)</span>', text))
+    assert {"47.0–53.0", "PGD-5"} <= kept
+    assert max(map(len, kept)) <= 24
+    assert re.search(r"\.whole \{[^}]*nowrap", text)
 
 
 def test_an_image_that_was_wrong_already_is_called_so(tmp_path: Path) -> None:
@@ -924,7 +933,7 @@ def test_a_page_without_evaluations_names_radius_and_data(tmp_path: Path) -> Non
     assert "pgd-3 (L∞, eps = 0.1, best weights)" in headline(read_runs([one]))[0]
     other = write_run(tmp_path / "other", {"threat": {"eps": 0.25}}, evaluated=False)
     runs = read_runs([one, other])
-    text = page(runs)
+    text = Page(page(runs)).text
     assert "YOPO-2-2, mnist-subset, L∞, eps = 0.25" in text
     assert "do not compare" in headline(runs)[0]
     assert any("eps = 0.25" in str(cell) for c in summary(runs).columns for cell in c.cells)
@@ -1008,6 +1017,8 @@ def test_a_quick_evaluation_pushes_no_stronger_one_off_the_page(
     assert [row[heads.index("pgd-10")].split()[0] for row in rows] == ["–", percent(share)] * 2
     assert all(run.evaluations.keys() == {"eval.json", "eval-203001011200.json"} for run in runs)
     assert found.text.count("Other evaluations (1)") == 2
+    told = {str(c.header): [*c.cells] for c in summary(runs).columns}  # in the terminal
+    assert ["1,000" in str(how) for how in told["measured with"]] == [True, False] * 2
 
 
 def test_another_radius_does_not_lead(tmp_path: Path) -> None:

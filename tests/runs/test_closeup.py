@@ -15,7 +15,8 @@ from yopo.core import tensor_files
 from yopo.data import load
 from yopo.evaluation.result import Result
 from yopo.runs.api import evaluate_run
-from yopo.runs.closeup import AT_RADII, RADII, choose
+from yopo.runs.closeup import AT_RADII, RADII
+from yopo.runs.shown import choose
 
 __all__ = ["run"]
 

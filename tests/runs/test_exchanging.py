@@ -32,6 +32,7 @@ from yopo.runs.fitting import shared_out
 from yopo.runs.images import _opens
 from yopo.runs.overlay import Tree
 from yopo.runs.progress import StopRequested
+from yopo.runs.snapshot import CARRIED
 
 WAYS = ("flat", "ddp", "fsdp")
 NET: Tree = {"options": {"width": 4, "size": 16, "hidden": 8, "dropout": 0.0}}
@@ -207,6 +208,15 @@ def test_an_epoch_goes_on_in_batches_of_another_size(found: Path, tmp_path: Path
     assert 0 <= p.right <= 42
     assert trainer.learner.method.state_dict()["eta"].shape[0] == 20
     stage(found / "uneven", "alone", None, WHOLE | {"batch": 21})
+
+
+def test_what_cannot_be_shared_out_begins_anew(found: Path, tmp_path: Path) -> None:
+    """Free's perturbation of 20 images, among three processes."""
+    snapshot = tiny_trainer(tmp_path, WHOLE).learner.snapshot
+    tensors = snapshot.take() | {f"{CARRIED}eta": torch.arange(20.0).view(20, 1)}
+    own = snapshot.own(tensors, 1, 2)
+    assert own[f"{CARRIED}eta"].flatten().tolist() == [*range(10, 20)]
+    assert snapshot.own(tensors, 1, 3).keys() == snapshot.take().keys()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.cli.test_eval import run
 from tests.published import CLASSES, NETWORKS, write_evaluation, write_network
 from yopo.core.threat import Linf
 from yopo.runs import exporting
-from yopo.runs.exporting import checked, compare, export_run, read_words
+from yopo.runs.exporting import compare, export_run, judged, read_words
 
 pytestmark = pytest.mark.usefixtures("float32")
 __all__ = ["run"]
@@ -102,7 +102,7 @@ def test_images_are_made_on_the_network_and_judged_by_the_file() -> None:
     def dog(x: Tensor) -> Tensor:
         return torch.tensor([0.0, 1.0, 0.0]).expand(len(x), 3)
 
-    told = checked(dog, net, x, y, Linf(0.9), 0)
+    told = judged(dog, net, x, y, Linf(0.9), 0)
     assert "20 test images: 100.0% right without an attack, 100.0% under PGD-20" in told
     assert told.endswith(
         "on the run's own network (0.0% right there), and the exported file judged them"

@@ -137,8 +137,10 @@ def test_loading_follows_the_rule_of_trust(
     run = write(tmp_path / "run", {"name": "evil:build"})
     with pytest.raises(ValueError, match="--trust"):
         yopo.load(run)
-    assert command(monkeypatch, "predict", run, picture) == 2
-    assert "--trust" in capsys.readouterr().err
+    for words in (("predict", run, picture), ("export", run, "--to", "pt2")):
+        assert command(monkeypatch, *words) == 2
+        assert "--trust" in capsys.readouterr().err
+    assert not (run / "model.pt2").exists()
     assert not (tmp_path / "ran").exists()
     large = write(tmp_path / "large", {"name": "smallcnn", "options": {"width": 10**6}})
     with pytest.raises(ValueError, match="cannot be built"):

@@ -32,10 +32,26 @@ def network() -> nn.Module:
     return net.double()
 
 
-def snapshot(steps: int = STEPS, *, spread: bool = False) -> Snapshot:
+def snapshot(
+    steps: int = STEPS, *, spread: bool = False, tensor_parallel: bool = False
+) -> Snapshot:
     """After a few steps of AdamW, so that its state is there, on the same batch everywhere."""
     net = network()
     method = yopo.Natural(net)
+    if tensor_parallel:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
+
+        plan = {
+            "0": ColwiseParallel(output_layouts=Replicate()),
+            "3": RowwiseParallel(input_layouts=Replicate()),
+        }
+        parallelize_module(net, init_device_mesh("cpu", (2,)), plan)
     if spread:
         from torch.distributed.fsdp import fully_shard
 
@@ -97,6 +113,24 @@ def two(folder: str, rank: int, port: int) -> None:
     found = state.load(state.saved(other)[0], read=reading(again, group))
     again.put_back(found.tensors)
     assert_equal(whole(again.take()), tensor_files.load_weights(at / "expected"))
+
+    # Tensor parallelism cuts a weight by its columns, and keeps a bias in both.
+    taken = snapshot(tensor_parallel=True)
+    tensors = taken.copy()
+    state.save_shards(at / "columns", 1, Checkpoint(tensors, VALUES), keep=1, group=group)
+    dist.barrier()
+    again = snapshot(0, tensor_parallel=True)
+    found = state.load(state.saved(at / "columns")[0], read=reading(again, group))
+    again.put_back(found.tensors)
+    assert_equal(whole(again.take()), whole(tensors))
+    if rank == 0:
+        tensor_files.save_weights(at / "of columns", whole(tensors), {})
+    else:
+        whole(tensors)
+    again = snapshot(0, spread=True)  # by rows, in another run
+    found = state.load(state.saved(at / "columns")[0], read=reading(again, group))
+    again.put_back(found.tensors)
+    assert_equal(whole(again.take()), whole(tensors))
 
     # What one of them cannot write, or finds damaged, both hear of.
     def full(*_: object) -> None:
@@ -171,6 +205,13 @@ def test_two_processes_that_share_the_tensors_out_save_and_resume(written: Path)
         "shard-00001.safetensors",
         "values.json",
     ]
+
+
+def test_one_process_goes_on_from_what_was_cut_by_columns(written: Path) -> None:
+    found = state.load(state.saved(written / "columns")[0])
+    again = snapshot(0)
+    again.put_back(found.tensors)
+    assert_equal(again.take(), tensor_files.load_weights(written / "of columns"))
 
 
 def test_one_process_goes_on_from_what_two_wrote(written: Path, path: Path) -> None:

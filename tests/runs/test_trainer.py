@@ -32,6 +32,7 @@ from tests.tiny import (
 )
 from yopo.core import seals, tensor_files
 from yopo.core.digest import weights_digest
+from yopo.data.source import Pictures
 from yopo.data.sources import Arrays
 from yopo.runs import measure, state
 from yopo.runs.folder import RunFolder
@@ -202,9 +203,10 @@ def test_held_out_images_are_apart_and_the_test_set_is_touched_at_the_end_only(
     real = measure.accuracies
     test = data.x_test.numpy().tobytes()
 
-    def accuracies(model: nn.Module, x: Tensor, *rest: Any) -> tuple[float, float]:
+    def accuracies(model: nn.Module, pictures: Pictures, *rest: Any) -> tuple[float, float]:
+        x = pictures.read(torch.arange(len(pictures)))
         seen.append(trainer.progress.epoch if x.numpy().tobytes() == test else -1)
-        return real(model, x, *rest)
+        return real(model, pictures, *rest)
 
     for module in (yopo.runs.trainer, yopo.runs.epoch_end):
         monkeypatch.setattr(module, "accuracies", accuracies)

@@ -19,7 +19,7 @@ from yopo.methods import registry
 from yopo.models.resnet import PreActResNet
 
 Loop = Callable[[Tensor, Tensor], None]
-Part = Callable[[Tensor], Tensor]
+HalfPass = Callable[[Tensor], Tensor]
 
 
 def literal_loop(
@@ -50,7 +50,7 @@ class _Setup:
     first_layer: str | None
 
     @cached_property
-    def parts(self) -> tuple[Part, Part]:
+    def parts(self) -> tuple[HalfPass, HalfPass]:
         """f0 and g, cut by hand."""
         if isinstance(self.model, PreActResNet):
             return self.model.conv1, self.model.rest

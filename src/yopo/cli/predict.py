@@ -33,6 +33,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     if args.top < 1:
         raise ValueError(f"expected --top of at least 1, got {args.top}")
     with loading():
+        from yopo.runs import saved  # noqa: F401  # `load` imports it only when it is called
         from yopo.runs.loading import classify, load
 
     net = load(

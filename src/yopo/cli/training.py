@@ -125,7 +125,7 @@ def watched(title: str, epochs: int, out: Path, *, track: str | None = None) -> 
 def check_written(*runs: Path) -> None:
     """Refuse to call a run done whose files the disk did not take."""
     if rank() == 0 and not all(map(is_finished, runs)):
-        raise ValueError(f"not all of it could be written; make room, then: {same_command()}")
+        raise ValueError(f"not all of it could be written; make room, then: `{same_command()}`")
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def lost_others_are_named() -> Iterator[None]:
         raise RuntimeError(
             f"process {rank()} cannot reach another one, which may have been killed "
             f"({str(error).partition(chr(10))[0]}). What was saved is kept; to go on, with as many "
-            f"processes as you like: {same_command()}"
+            f"processes as you like: `{same_command()}`"
         ) from None
 
 

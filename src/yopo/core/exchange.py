@@ -103,12 +103,17 @@ def watch(model: nn.Module, *, handed: bool = False) -> None:
     before = _passes.get(model, 0)
     if before < 2:
         _passes[model] = before + 1
-    if before == 1 and not (_is_taken_care_of(model) or (handed and surrounding())):
+    if before != 1 or (handed and surrounding()):
+        return
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if alone := _left_alone(model, trained):
+        which = "this model" if alone == len(trained) else f"{alone} of this model's parameters"
+        also = "" if alone == len(trained) else ", for each optimizer, or freeze what none trains"
         warnings.warn(
             f"there are {dist.get_world_size()} processes, and nothing averages the gradients of "
-            "this model over them, so each trains a network of its own; call "
-            "yopo.exchange_gradients(optimizer) once before the loop, or give the method the model "
-            "inside DistributedDataParallel. If your loop averages them itself, all is well",
+            f"{which} over them, so each trains a network of its own; call "
+            f"yopo.exchange_gradients(optimizer) once before the loop{also}, or give the method the"
+            " model inside DistributedDataParallel. If your loop averages them itself, all is well",
             stacklevel=3,
         )
 
@@ -181,15 +186,15 @@ def _exchange(optimizer: Optimizer) -> None:
             p.grad = grad if some else None
 
 
-def _is_taken_care_of(model: nn.Module) -> bool:
-    """Whether DistributedDataParallel, sharding or our exchange averages its gradients."""
+def _left_alone(model: nn.Module, trained: list[nn.Parameter]) -> int:
+    """Of how many parameters no DistributedDataParallel, sharding or exchange averages .grad."""
     old = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
     if old and any(isinstance(m, old.FullyShardedDataParallel) for m in model.modules()):
-        return True
+        return 0
     if parallel(model) or is_spread(model):
-        return True
-    own = {id(p) for p in model.parameters()}
-    return any(id(p) in own for optimizer in _exchanging for p in _parameters(optimizer))
+        return 0
+    exchanged = {id(p) for optimizer in _exchanging for p in _parameters(optimizer)}
+    return sum(id(p) not in exchanged for p in trained)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Bytes = NDArray[np.uint8]
 Box = tuple[int, int, int, int]  # left, top, right, bottom
-Cut = Callable[[int, int], Box]  # chooses a part of a picture of that width and height
+Choose = Callable[[int, int], Box]  # chooses a part of a picture of that width and height
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # EPS would start Ghostscript
 PIXELS = 25_000_000  # of a picture in memory; up to 14 bytes each while it is read
@@ -152,7 +152,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own: that in C takes memory for
 
 
 def read_picture(  # (H, W, 3)
-    file: Path, size: int | None, mode: str = "RGB", cut: Cut | None = None
+    file: Path, size: int | None, mode: str = "RGB", cut: Choose | None = None
 ) -> Bytes:
     """A picture as RGB; with `size`, its shorter side brought to that, and the centre cut out.
 
@@ -168,7 +168,7 @@ def read_picture(  # (H, W, 3)
 
 
 def decode(
-    stream: BinaryIO, size: int | None = None, mode: str = "RGB", cut: Cut | None = None
+    stream: BinaryIO, size: int | None = None, mode: str = "RGB", cut: Choose | None = None
 ) -> Bytes:
     """The same from an open file; (H, W) for the mode "L"."""
     try:

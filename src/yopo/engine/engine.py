@@ -55,7 +55,7 @@ class Engine:
     answer. Schedulers work as usual; a radius that grows is `step(..., part=)`. `add` accumulates
     gradients. After `yopo.exchange_gradients(optimizer)` several processes compile, the first of
     each machine before the others, and all go on alike; what they exchange is part of the CUDA
-    graph with capture_exchange alone, which was not tried on several GPUs.
+    graph with capture_exchange alone, which was not tried on GPUs.
     say: gets the line that says what could not be made fast; the log by default.
     """
 
@@ -288,16 +288,16 @@ class Engine:
 
     def _together(self, work: Callable[[], T]) -> T:
         """Do what may fail; where gradients are exchanged, an error in one process is in all."""
-        found: list[T] = []
+        done: list[T] = []
         wrong = ""
         try:
-            found.append(work())
+            done.append(work())
         except Exception as error:
             wrong = _first_line(error)
         wrong = agreed(wrong) if exchanges(self.optimizer) else wrong
         if wrong:
             raise _NotFastError(wrong)
-        return found[0]
+        return done[0]
 
     def _try_to_compile(self, x: Tensor, y: Tensor) -> None:
         turns = [True]

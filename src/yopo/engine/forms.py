@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from yopo.core.children import in_a_row
 from yopo.core.frozen import uncompiled
 from yopo.core.threat import L2, Linf
 from yopo.engine.inner import InnerLoop, KnownCut
 from yopo.engine.network import Compiled, OneStream
 from yopo.methods.base import Method
 from yopo.models.normalize import Normalize
-from yopo.pmp.layers import in_a_row
 
 
 def plain_form(method: Method, ball: Linf | L2 | None) -> Method:

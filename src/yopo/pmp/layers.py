@@ -1,6 +1,6 @@
 """A network as layers f_0, …, f_{T−1}: modules in a row, or any model cut at named modules."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
@@ -8,6 +8,7 @@ from typing import NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
+from yopo.core.children import in_a_row
 from yopo.core.first_layer import Cut, Split, Stopped, own
 from yopo.core.frozen import (
     RngState,
@@ -199,31 +200,6 @@ def layers_of(model: nn.Module, x: Tensor, names: Sequence[str] | None = None) -
     if len(set(names)) < len(names):
         raise ValueError(f"expected different names, got {', '.join(names)}")
     return Segmented(model, x, cuts)
-
-
-def in_a_row(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Name and module of those that run one after the other, if the model is nothing else."""
-    return list(_children(model)) if _is_row(model) else []
-
-
-def _children(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Name and module of every child, Sequentials inside opened up."""
-    for name, child in model._modules.items():  # named_children leaves out repeated ones
-        if child is not None and _is_row(child):
-            yield from _children(child, f"{prefix}{name}.")
-        elif child is not None:
-            yield prefix + name, child
-
-
-def _is_row(module: nn.Module) -> bool:
-    """Whether running the children one by one is the same as running the module."""
-    hooks = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return type(module).forward is nn.Sequential.forward and not any(hooks)
 
 
 def _grouped(

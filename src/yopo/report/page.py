@@ -24,6 +24,8 @@ from yopo.report.score import comparable
 from yopo.report.tables import Beside, attacks_table, card, own_table, runs_table
 from yopo.report.words import notes
 
+LONGEST = 24  # letters of a name that is kept on one line; a phone has room for 40
+
 
 def page(runs: Sequence[Run], strips: Sequence[Strip] = (), paper: Beside | None = None) -> str:
     """The report on these runs. Whatever stands in their files is words in it, never markup.
@@ -75,7 +77,7 @@ def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"sha256": _sha256, "code": _code}
+    environment.filters |= {"sha256": _sha256, "code": _code, "whole": _whole}
     return environment.from_string(_file("page.html"))
 
 
@@ -91,7 +93,21 @@ def _sha256(text: str) -> str:
 def _code(text: str) -> Markup:
     """A sentence with our commands in the letters of commands."""
     ours = r"`(yopo [a-z]+(?: --[a-z-]+)?(?: \d+)?)`"  # nothing in it is markup
-    return Markup(re.sub(ours, r"<code>\1</code>", str(escape(text))))
+    parts = re.split(ours, text)  # words, a command, words, …
+    command = Markup("<code>{}</code>")
+    return Markup().join(
+        command.format(part) if i % 2 else _whole(part) for i, part in enumerate(parts)
+    )
+
+
+def _whole(text: str) -> Markup:
+    """With names, intervals and dates, such as PGD-10 and 79.8–87.0, kept on one line."""
+    hyphened = r"(?<![\w.-])([\w.%]+(?:[-–][\w.%]+)+)"  # nothing in it is markup
+    return Markup(re.sub(hyphened, _kept, str(escape(text))))
+
+
+def _kept(word: re.Match[str]) -> str:
+    return f'<span class="whole">{word[1]}</span>' if len(word[1]) <= LONGEST else word[1]
 
 
 def _charts_note(runs: Sequence[Run]) -> str:

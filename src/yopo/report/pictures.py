@@ -12,8 +12,8 @@ from torch import Tensor
 from yopo.core import tensor_files
 from yopo.core.files import parse_json
 from yopo.report.records import Run
-from yopo.runs.closeup import SAME, choose
 from yopo.runs.folder import EVALUATION, SHOWN, EvaluationFiles
+from yopo.runs.shown import SAME, choose
 
 LARGEST = 1024  # pixels of a side
 

@@ -147,15 +147,18 @@ def train_run(
     with alone_in(out) if trainer.learner.rank == 0 else nullcontext():
         if resume and trainer.resume():
             p, steps = trainer.progress, len(trainer.loader)
-            watch.say(f"going on from epoch {p.epoch + 1}, step {p.step}")
-            if p.epoch == config.epochs:  # an attack comes first: where the run is, is known before
-                watch.step(p.epoch - 1, steps, steps, "")
-            elif p.step == steps:
-                watch.step(p.epoch, steps, steps, "")
+            over = p.epoch == config.epochs
+            if over:
+                watch.say("all epochs are done; going on with the test")
+            else:
+                watch.say(f"going on from epoch {p.epoch + 1}, step {p.step}")
+            if over or p.step == steps:  # an attack comes first: where the run is, is known before
+                watch.step(p.epoch - over, steps, steps, "")
         elif resume:
             watch.say(f"nothing to resume in {out}; starting")
         watch.say(trainer.about())
-        for line in said_of(config, data):
+        shared = config.model_copy(update={"batch": trainer.learner.batch})
+        for line in said_of(shared, data):
             watch.say(line)
         if (weak := out_of_reach(config)) is not None:
             watch.say(f"{name or config.method.name}: {weak}")

@@ -1,7 +1,6 @@
 """A closer look at what an evaluation did: by class, by answer, at other radii, and in pictures."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,13 @@ from yopo.data.streamed import read_ahead
 from yopo.evaluation.network import Network, products
 from yopo.evaluation.result import Result
 from yopo.runs.folder import SHOWN, EvaluationFiles
+from yopo.runs.shown import SAME, choose
 
 CLASSES = 1000  # more are not told apart
 CONFUSED = 20  # classes of a matrix that can be read
 RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)  # in parts of eps
 AT_RADII = "pgd-10"
-SAME, SAME_STEPS = "same", 40  # name and PGD steps of the images that all networks are shown
+SAME_STEPS = 40  # of PGD, for the images that all networks are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +118,6 @@ def at_radii(seen: Seen) -> dict[str, Any]:
             rows = rows[result.correct[AT_RADII]]
         shares.append(len(rows) / n)
     return {"attack": AT_RADII, "eps": radii, "accuracy": shares}
-
-
-def choose(labels: Tensor) -> Tensor:
-    """Rows of eight images (N,), as many classes as there are, in order."""
-    before: Counter[int] = Counter()
-    nth = []
-    for label in labels.tolist():
-        nth.append(before[label])
-        before[label] += 1
-    order = sorted(range(len(nth)), key=lambda i: nth[i])  # of equal ones the first
-    return torch.tensor(sorted(order[:8]), dtype=torch.long)
 
 
 def save_examples(path: Path, seen: Seen) -> list[list[int]] | None:

@@ -2,18 +2,19 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from yopo.core.crew import anyone, gathered, summed
+from yopo.core.crew import anyone, exchanged_on, gathered, summed
 from yopo.core.files import parse_json
 from yopo.core.parallel import in_group
 
-__all__ = ["anyone", "from_first", "gathered", "pick_device", "same_everywhere", "start"]
+__all__ = ["anyone", "from_first", "gathered", "gathered_by_first", "pick_device"]
+__all__ += ["same_everywhere", "start"]
 __all__ += ["summed", "synchronise_batchnorm", "told_to_all", "wait_for_all"]
 
 
@@ -35,6 +36,31 @@ def same_everywhere(tensors: Iterable[Tensor]) -> None:
     """Give every process the values of the first."""
     for tensor in tensors:
         dist.broadcast(tensor.detach(), 0)
+
+
+def gathered_by_first(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """In the first process those of all, on the CPU and by rank; in the others nothing.
+
+    They have the same types and shapes everywhere, and travel in one message.
+    """
+    flat = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in tensors]
+    if not flat:
+        return [[]] if dist.get_rank() == 0 else []
+    message = torch.cat([t.to(exchanged_on()) for t in flat])
+    if dist.get_rank():
+        dist.gather(message)
+        return []
+    parts = [torch.empty_like(message) for _ in range(dist.get_world_size())]
+    dist.gather(message, parts)
+    sizes = [len(t) for t in flat]
+    return [
+        [
+            # A copy of its own: a view into the message may begin where its type cannot.
+            piece.clone().view(t.dtype).view(t.shape)
+            for piece, t in zip(part.cpu().split(sizes), tensors, strict=True)
+        ]
+        for part in parts
+    ]
 
 
 def told_to_all(value: Any) -> list[Any]:  # noqa: ANN401
@@ -90,7 +116,8 @@ def pick_device(name: str | None) -> torch.device:
 def synchronise_batchnorm(model: nn.Module) -> nn.Module:
     """Let every BatchNorm normalise by the statistics of all processes together.
 
-    On GPUs that is torch's SyncBatchNorm; it does not run on CPUs, so there it is ours.
+    On GPUs that is torch's SyncBatchNorm; it does not run on CPUs, so there it is ours. That one
+    stays because several processes are compared with one process on CPUs, with every setting.
     """
     if dist.get_backend() == "nccl":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 
 from yopo.core.parallel import gathered
+from yopo.data.source import Rows
 from yopo.evaluation.suite import Tell
 from yopo.runs import distributed
 from yopo.runs.folder import RunFolder
 from yopo.runs.guard import Health, collapse, learnt
-from yopo.runs.images import FEW, Images
+from yopo.runs.images import FEW, Images, workers
 from yopo.runs.keeper import Keeper
 from yopo.runs.learner import Learner
 from yopo.runs.measure import accuracies, drift
@@ -116,20 +117,15 @@ class EpochEnd:
                 self.files.watch.say(f"not diagnosed: {error}")
 
     def evaluate(self, images: int) -> tuple[float, float]:
-        """Clean and PGD accuracy on so many held-out images, by the first process."""
-        both, follower = [0.0, 0.0], self.learner.follower
+        """Clean and PGD accuracy on so many held-out images; the processes share them out."""
+        held, learner = self.images.held, self.learner
 
         def tell(name: str, part: float, accuracy: float) -> None:
             self.tell(f"held-out {name}", part, accuracy)
 
-        with gathered(follower):
-            if self.learner.rank == 0:
-                held, share = self.images.held, self.learner.share
-                rows = torch.arange(min(len(held), images))
-                x, y = held.read(rows), held.labels[rows]
-                both = list(accuracies(follower, x, y, self.config, share, tell))
-        clean, robust = distributed.from_first(both)
-        return clean, robust
+        few = Rows(held, torch.arange(min(len(held), images)))
+        readers = workers(self.config.data)
+        return accuracies(learner.follower, few, self.config, learner.share, tell, readers)
 
     def _judge(self, line: Line) -> str | None:
         """Why the epoch is a collapse; if it is none, remember the best of it."""

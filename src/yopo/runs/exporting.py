@@ -103,7 +103,7 @@ def export_run(
         x, y = images.test.read(chosen).float() / 255, images.test.labels[chosen]
         threat = build_threat(saved.config.threat)
         attacked = _Module(judge) if to == "pt2" else net.to(pick_device(device))
-        told = checked(judge, attacked, x, y, threat, seed)
+        told = judged(judge, attacked, x, y, threat, seed)
     with files.whole(out) as writing:
         writing.write_bytes(packed)
     return Exported(out, words, difference, told)
@@ -264,13 +264,12 @@ class _Module(nn.Module):
         return self.answer(x)
 
 
-def checked(
+def judged(
     judge: Judge, attacked: nn.Module, x: Tensor, y: Tensor, threat: Linf | L2, seed: int
 ) -> str:
     """Accuracies of the file, and on which network the adversarial images were made."""
-    step, generator = step_size(threat, STEPS), None
     right = {"clean": 0, "file": 0, "network": 0}
-    parameter = next(attacked.parameters(), x)
+    parameter, step = next(attacked.parameters(), x), step_size(threat, STEPS)
     generator = _seeded(seed, parameter.device)
     own = isinstance(attacked, _Module)
     for some, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):

@@ -44,6 +44,7 @@ class Keeper:
         self.good: tuple[Tensors, dict[str, Any]] | None = None
         self.best: Tensors | None = None
         self.writing = Writing(learner)
+        self._good_of_all: tuple[Tensors, Tensors] | None = None  # of which it was made, and it
         self._room, self._good_room = Tensors(), Tensors()  # for copies
 
     @property
@@ -80,16 +81,23 @@ class Keeper:
             values["source"] = distributed.told_to_all(self.source.state())
         good = None
         if p.step == 0 and self.good is not None:  # this is the good one
-            mine = self.good[0]
+            everything = self._all_good(self.good[0])
         else:
             mine = snapshot.copy(self._room) if self.writing.is_beside else snapshot.take()
+            everything = snapshot.gathered(mine)
             if self.good is not None:
-                good, values["good"] = snapshot.gathered(self.good[0]), self.good[1]
-        checkpoint = state.Checkpoint(snapshot.gathered(mine), values, good, self.best)
+                good, values["good"] = self._all_good(self.good[0]), self.good[1]
+        checkpoint = state.Checkpoint(everything, values, good, self.best)
         work = partial(self.files.save_state, p.saves, checkpoint, self.config.checkpoint.keep)
         if snapshot.is_sharded:
             work = partial(work, group=self.writing.group)
         return self.writing.begin(work, (p.lines, p.step))
+
+    def _all_good(self, mine: Tensors) -> Tensors:
+        """The good state with what is each process's own; it is brought together once."""
+        if self._good_of_all is None or self._good_of_all[0] is not mine:
+            self._good_of_all = mine, self.learner.snapshot.gathered(mine)
+        return self._good_of_all[1]
 
     def save_now(self) -> bool:
         """See to it that this very step is in a checkpoint; say whether it is."""
@@ -155,13 +163,18 @@ class Keeper:
         mine = partial(learner.snapshot.own, rank=learner.rank, world=learner.world)
         try:
             p, sums, good = _restored(values)
-            learner.snapshot.put_back(mine(newest.tensors))
+            tensors = mine(newest.tensors)
+            learner.snapshot.put_back(tensors)
         except (ValueError, RuntimeError) as error:  # of torch, where a tensor does not fit
             why = " ".join(str(error).split())[:200]
             raise ValueError(
                 f"the checkpoint in {out} was edited or is of another version: {why}; "
                 "give another --out"
             ) from None
+        if len(tensors) < sum(not name.startswith("rank-") for name in newest.tensors):
+            self.watch.say(
+                "what the method keeps of each image cannot be shared out: it begins anew"
+            )
         if len(sums) != learner.world:
             loss, right = (sum(column) for column in zip(*sums, strict=True))
             loss *= learner.world / len(sums)  # each has the mean over its share

@@ -105,7 +105,7 @@ NotNegative = Annotated[float, BeforeValidator(number), Field(ge=0, le=MOST)]
 FromOne = Annotated[int, Field(ge=1, le=MOST)]
 FromNought = Annotated[int, Field(ge=0, le=MOST)]
 Place = Annotated[Path, BeforeValidator(_place)]
-Share = Annotated[float, BeforeValidator(number), Field(gt=0, le=1)]
+PositiveShare = Annotated[float, BeforeValidator(number), Field(gt=0, le=1)]
 UpToOne = Annotated[float, BeforeValidator(number), Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
@@ -229,7 +229,7 @@ class DataConfig(Section):
     crop: FromNought = Field(0, description="random shift, in pixels")
     flip: bool = Field(False, description="mirror at random")
     cutout: FromNought = Field(0, description="side of a blanked square")
-    area: Share = Field(
+    area: PositiveShare = Field(
         1.0, description="least share of a picture that is cut out to train on (folder)"
     )
     jitter: UpToOne = Field(0.0, description="change of brightness, contrast and saturation")

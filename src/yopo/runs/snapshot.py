@@ -83,23 +83,30 @@ class Snapshot:
         return find
 
     def gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of all processes: the first's, and of the others what is their own.
+        """In the first process the tensors of all: its own, and of the others what is their own.
 
         These are buffers (BatchNorm's statistics, if not synchronised) and what the method carries.
-        Nothing changes in any process, so a run that is saved goes on as one that is not.
+        They travel in one message; the other processes are left with what all have alike. Nothing
+        changes in any process, so a run that is saved goes on as one that is not.
         """
         if not in_group():
             return tensors
-        whole = dict(tensors)
-        for key in (k for k in tensors if k.startswith(CARRIED)):
-            whole[key] = torch.cat(distributed.gathered(tensors[key]))
         buffers = {f"model.{k}" for k, _ in self.model.named_buffers()}
-        for key in (k for k in tensors if k in buffers or k.startswith("hidden.")):
-            whole[key], *others = distributed.gathered(tensors[key])
-            for rank, other in enumerate(others, 1):
-                if not torch.equal(other, whole[key]):
-                    whole[f"rank-{rank}.{key}"] = other
-        return whole
+        carried = [k for k in tensors if k.startswith(CARRIED)]
+        theirs = [k for k in tensors if k in buffers or k.startswith("hidden.")]
+        alike = {k: v for k, v in tensors.items() if k not in {*carried, *theirs}}
+        found = distributed.gathered_by_first([tensors[k] for k in (*carried, *theirs)])
+        if not found:
+            return alike
+        sets = [dict(zip((*carried, *theirs), each, strict=True)) for each in found]
+        for key in carried:
+            alike[key] = torch.cat([own[key] for own in sets])
+        for key in theirs:
+            alike[key] = sets[0][key]
+            for rank, own in enumerate(sets[1:], 1):
+                if not torch.equal(own[key], alike[key]):
+                    alike[f"rank-{rank}.{key}"] = own[key]
+        return alike
 
     def own(self, tensors: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
         """Of the tensors of all processes, this one's; there may be more or fewer now.

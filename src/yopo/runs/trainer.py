@@ -17,7 +17,6 @@ from torch import Tensor
 
 import yopo
 from yopo.core.digest import weights_digest
-from yopo.core.parallel import gathered
 from yopo.core.tensor_files import Tensors
 from yopo.data.augment import Augment
 from yopo.data.source import Feed
@@ -130,9 +129,9 @@ class Trainer:
         return result
 
     def _tell(self, name: str, part: float, accuracy: float) -> None:
-        """How far an attack is; one process leaves it when it is asked to stop."""
+        """How far an attack is; all processes leave it when one of them is asked to stop."""
         self.files.watch.attack(name, part, accuracy)
-        if self.stop and self.learner.world == 1:  # others would wait for this one
+        if distributed.anyone(self.stop, device=self.learner.device)[0]:
             raise _Asked
 
     def _stop_if_asked(self) -> None:
@@ -285,17 +284,13 @@ class Trainer:
         return result, digests
 
     def _measure(self, shown: str = "test") -> tuple[dict[str, float], str]:
-        """The followed network on the test set, by the first process; its weights' digest."""
+        """The followed network on the test set, which the processes share; its weights' digest."""
         follower, share = self.learner.follower, self.learner.share
-        shares = dict[str, float]()
 
         def tell(name: str, part: float, accuracy: float) -> None:
             self._tell(f"{shown} {name}", part, accuracy)
 
-        with gathered(follower):
-            if self.learner.rank == 0:
-                test = self.images.test
-                x, y = test.read(torch.arange(len(test))), test.labels
-                clean, robust = accuracies(follower, x, y, self.config, share, tell)
-                shares = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
+        test, readers = self.images.test, workers(self.config.data)
+        clean, robust = accuracies(follower, test, self.config, share, tell, readers)
+        shares = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
         return shares, weights_digest(follower)

@@ -1,0 +1,199 @@
+"""Every block of Python in the docs is run as it stands there: most of them here."""
+
+import re
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader, TensorDataset
+
+import yopo
+from tests.published import write_network
+from yopo.data import sources
+from yopo.runs import hub, recipes
+
+DOCS = Path(__file__).parents[1] / "docs"
+# Pages whose blocks other tests run, and the file that does it.
+ELSEWHERE = {
+    "extending.md": "test_extending.py",
+    **{
+        f"frameworks/{name}.md": f"frameworks/test_{name}.py"
+        for name in ("accelerate", "fabric", "lightning", "ray", "timm", "trainer")
+    },
+}
+Page = tuple[str, int]
+
+
+def blocks() -> dict[Page, str]:
+    """Each by its page and its place there. The tutorials' are run by `make docs`."""
+    pages = [*DOCS.glob("*.md"), *DOCS.glob("frameworks/*.md")]
+    return {
+        (page.relative_to(DOCS).as_posix(), place): block
+        for page in sorted(pages)
+        for place, block in enumerate(
+            re.findall(r"(?ms)^```python\n(.*?)^```$", page.read_text(encoding="utf-8"))
+        )
+    }
+
+
+BLOCKS = blocks()
+HERE = [page for page in BLOCKS if page[0] not in ELSEWHERE]
+
+
+class Blocks(nn.Module):
+    """A network with what blocks of the pages ask of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3)
+        self.blocks = nn.ModuleList([nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)])
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        x = self.conv1(x)
+        for block in self.blocks:
+            x = block(x).relu()
+        return self.linear(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float32: None
+) -> Iterator[dict[str, Any]]:
+    """What a reader has when he comes to a block, in a folder of his own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(yopo, "Engine", partial(yopo.Engine, compile=False))
+    model = Blocks()
+    x = torch.rand(4, 3, 10, 10)
+    y = model(x).argmin(1)  # all wrong: there is nothing left for long attacks
+    threat = yopo.Linf(8 / 255)
+    yield {
+        "__name__": "a page",
+        "yopo": yopo,
+        "torch": torch,
+        "model": model,
+        "network": Blocks(),
+        "method": yopo.PGD(model, threat, steps=2),
+        "optimizer": torch.optim.SGD(model.parameters(), 0.01),
+        "threat": threat,
+        "loader": DataLoader(TensorDataset(x, y), batch_size=2),
+        "x": x,
+        "y": y,
+        "mean": (0.5, 0.5, 0.5),
+        "std": (0.2, 0.2, 0.2),
+        "fully_shard": fully_shard,
+    }
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+Prepared = Callable[[pytest.MonkeyPatch], None]
+
+
+def a_group(_: pytest.MonkeyPatch) -> None:
+    """One process, among processes."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+
+
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torchrun tells each process, and fewer digits."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": port}
+    for name, value in {**told, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, str(value))
+    few(monkeypatch)
+
+
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few digits for a small network."""
+    x_train, y_train, x_test, y_test = sources.mnist_subset()
+    rows = torch.arange(0, 6000, 5), torch.arange(0, 2000, 4)
+    some = x_train[rows[0]], y_train[rows[0]], x_test[rows[1]], y_test[rows[1]]
+    monkeypatch.setattr(sources, "mnist_subset", lambda: some)
+    monkeypatch.setattr(yopo.data, "mnist_subset", lambda: some)
+    about, demo = recipes.RECIPES["demo"]
+    small = {**demo["model"], "options": {"width": 2, "hidden": 4}}
+    monkeypatch.setitem(recipes.RECIPES, "demo", (about, {**demo, "model": small}))
+
+
+def a_run(_: pytest.MonkeyPatch) -> None:
+    """One of pictures."""
+    write_network(Path("runs/own"), "fitted")
+
+
+def on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, where its name on the Hub leads (tests/frameworks/test_hub.py goes there)."""
+    a_run(monkeypatch)
+    asked = {"hf:ORG/NAME": Path("runs/own")}
+    monkeypatch.setattr(hub, "local", asked.__getitem__)
+
+
+def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of a package that is not here; a run that calls the block's function needs it."""
+    for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    datasets = ModuleType("torchvision.datasets")
+    vars(datasets)["ImageFolder"] = None
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", datasets)
+
+
+BEFORE: dict[Page, Prepared] = {
+    ("data.md", 0): torchvision,
+    ("evaluation.md", 1): a_group,
+    ("publishing.md", 0): on_the_hub,
+    ("several-gpus.md", 0): torchrun,
+    ("training.md", 0): a_run,
+    ("training.md", 1): few,
+    ("training.md", 2): a_group,
+    ("training.md", 3): a_group,
+}
+
+
+@pytest.mark.parametrize("page", HERE, ids=lambda page: f"{page[0]} {page[1]}")
+def test_a_block_runs_as_it_stands(
+    page: Page, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if page in BEFORE:
+        BEFORE[page](monkeypatch)
+    exec(compile(BLOCKS[page], f"{page[0]}, block {page[1]}", "exec"), names)
+    if page == ("several-gpus.md", 0):
+        names["main"]()
+
+
+def test_every_block_is_run_somewhere() -> None:
+    assert len(HERE) > 12
+    assert {*BEFORE} <= {*HERE}
+    for page, file in ELSEWHERE.items():
+        assert (page, 0) in BLOCKS
+        text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+        assert f"docs/{page}" in text.partition("\n")[0], "its first line says which page it runs"
+
+
+def test_a_block_that_fails_would_be_seen(names: dict[str, Any]) -> None:
+    with pytest.raises(AttributeError, match="no attribute 'YOP'"):
+        exec("yopo.YOP(model, threat)", names)
+
+
+def test_every_public_name_is_on_the_page_of_the_api() -> None:
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    shown = {*re.findall(r"auto(?:class|function|module):: (?:yopo\.)?([\w.]+)", text)}
+    rooms = {"attacks", "models"}  # of which functions are shown
+    assert {*yopo.__all__} - rooms <= shown
+    assert all(any(name.startswith(f"{room}.") for name in shown) for room in rooms)
+    networks = {f"models.{name}" for name in yopo.models.__all__ if name not in yopo.__all__}
+    assert networks <= shown
+    for word in ("__call__", "load_state_dict", "export_run", "data.Sources", "data.Items"):
+        assert word in text
