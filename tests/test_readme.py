@@ -78,8 +78,8 @@ def there() -> set[str]:
 
 # What a run, an evaluation or a reader's own folder holds: no files of the repository.
 THEIRS = re.compile(
-    r"(OUT|DIR|runs|photos|train|val|test)/.*|.*state/?|my_module\.py|mine\.py|net\.eval\.json|eval-DATE\.json"
-    r"|(model\.)?eval\.(md|json)|Doe2026Fast\.\w+|issue\.md"
+    r"(OUT|DIR|runs|photos|train|val|test)/.*|.*state/?|my_module\.py|mine\.py|net\.eval\.json"
+    r"|eval-DATE\.json|(model\.)?eval\.(md|json)|tracking\.json|Doe2026Fast\.\w+|issue\.md"
 )
 
 

@@ -16,11 +16,12 @@ import pytest
 import yaml
 
 from tests.conftest import assert_same
+from tests.runs.test_tracking import Mine
 from tests.tiny import PATIENCE, command_line, forkserver, tiny_data, wait_until
 from yopo import cli
 from yopo.cli import screen, train, training
 from yopo.core import files, tensor_files
-from yopo.runs import state
+from yopo.runs import state, tracking
 from yopo.runs.alone import alone_in
 from yopo.runs.trainer import Trainer
 
@@ -428,31 +429,25 @@ def test_own_model_and_own_folder(
     assert "smallcnn is for square images, got 10x9; give --data.size 64" in capsys.readouterr().err
 
 
-def test_tensorboard_gets_the_metrics_or_a_clear_word(
+def test_trackers_are_told_of_training_and_evaluation_or_a_clear_word(
     tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     assert yopo(monkeypatch, *words, "--track", "tensorboard") == 2
-    assert "pip install tensorboard" in capsys.readouterr().err
-    written: list[tuple[str, float, int]] = []
-
-    class Writer:
-        def __init__(self, folder: str) -> None:
-            assert folder == str(tmp_path / "run" / "tensorboard")
-
-        def add_scalar(self, name: str, value: float, epoch: int) -> None:
-            written.append((name, value, epoch))
-
-        def close(self) -> None:
-            written.append(("closed", 0, 0))
-
-    fake = types.ModuleType("torch.utils.tensorboard")
-    fake.SummaryWriter = Writer  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
-    assert yopo(monkeypatch, *words, "--track", "tensorboard") == 0
-    assert [e for name, _, e in written if name == "robust"] == [1, 2]
-    assert written[-1][0] == "closed"
+    assert "pip install 'yopo-torch[tensorboard]'" in capsys.readouterr().err
+    assert yopo(monkeypatch, *words, "--track", "mlflaw") == 2
+    assert "--track knows tensorboard, wandb, mlflow, trackio" in capsys.readouterr().err
+    mine = Mine()
+    monkeypatch.setattr(tracking, "named", lambda _: mine)
+    assert yopo(monkeypatch, *words, "--track", "wandb") == 0
+    assert mine.steps == [1, 2]
+    assert yopo(monkeypatch, "eval", tmp_path / "run", "--samples", "8", "--track", "wandb") == 0
+    assert mine.told[-1][1].keys() == {"eval/clean", "eval/pgd-20", "eval/worst"}
+    assert mine.begun == [("run", None), ("run", "number 7")]
+    folder = ("compare", "demo", "--methods", "natural", "--out", tmp_path / "both")
+    assert yopo(monkeypatch, *folder, "--data.path", npz, *TINY[:-6], "--track", "wandb") == 0
+    assert mine.begun[2:] == [("natural", None)]
 
 
 # ---------------------------------------------------------------- in processes of their own

@@ -61,6 +61,15 @@ def test_errors(tmp_path: Path) -> None:
     assert " ".join(shown).endswith("`yopo recipes` lists them, and settings come after the recipe")
 
 
+def test_help(tmp_path: Path) -> None:
+    shown = on_terminal(["predict", "--help"], tmp_path)
+    assert max(map(len, shown)) <= 80
+    end = shown.index("  yopo predict runs/own photos/*/*.jpg --top 1")
+    (said,) = [" ".join(shown[end + 1 :])]
+    assert said.startswith("Each line has the names of classes")
+    assert said.endswith("it may be sure and wrong.")
+
+
 def test_commands_stay_whole() -> None:
     command = "yopo train demo --out runs/of/a/long/name --resume"
     text = f"The weights are gone; `{command}`, or pip install 'yopo-torch[cli]', brings them."

@@ -13,7 +13,7 @@ import sys
 import textwrap
 import traceback
 from importlib import import_module
-from itertools import chain
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -143,12 +143,14 @@ def _fitted(examples: str) -> str:
     console = Terminal()
     if not console.is_terminal:
         return examples
-    paragraphs = re.sub(r"(?m)(?<=\w|[.;,])\n(?=[^ \n])", " ", examples)
-    lines = (
-        [line] if line.startswith(" ") else wrapped(line, console.width - 2)
-        for line in paragraphs.split("\n")
-    )
-    return "\n".join(chain(*lines))
+    width = console.width - 2
+    lines: list[str] = []
+    for kept, some in groupby(examples.splitlines(), lambda x: x[:1] in ("", " ") or x[-1] == ":"):
+        for line in some if kept else wrapped(" ".join(some), width):
+            command, gap, about = line.partition("   ")  # what is said of a command
+            apart = gap and len(line) > width
+            lines += [command, *wrapped(f"      {about.strip()}", width)] if apart else [line]
+    return "\n".join(lines)
 
 
 class Said(logging.Handler):

@@ -58,9 +58,10 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     )
 
     def watch(name: str) -> AbstractContextManager[Screen]:
-        return watched(name, configs[name].epochs, args.out / name, track=args.track)
+        return watched(name, configs[name].epochs, args.out / name)
 
-    results = compare_runs(configs, args.out, resume=args.resume, device=args.device, watch=watch)
+    how = {"resume": args.resume, "device": args.device, "track": args.track}
+    results = compare_runs(configs, args.out, watch=watch, **how)
     if all(results.values()):  # in the first process
         console = Terminal()
         console.print(fitted(result_table(results), console.width))

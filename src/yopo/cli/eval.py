@@ -15,7 +15,7 @@ from rich.table import Table
 
 from yopo.cli.common import data_options, fitted, loading, nothing_else, say, trust_options
 from yopo.cli.screen import Screen
-from yopo.cli.training import settings_typed
+from yopo.cli.training import settings_typed, track_option
 from yopo.runs.folder import BEST, CARD, EVALUATION
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         "--radii", action="store_true", help="a short PGD at other radii, too, for a curve"
     )
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
+    track_option(parser)
     data_options(parser)
     trust_options(parser)
 
@@ -114,6 +115,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
             examples=args.save_examples,
             radii=args.radii,
             device=args.device,
+            track=args.track,
             **whose,
         )
 
@@ -149,7 +151,8 @@ def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401
 
     try:
         with screen.bars, _sigterm_as_interrupt():
-            evaluation = evaluate_run(run, attacks, progress=screen.attack, show=show, **how)
+            how |= {"progress": screen.attack, "show": show, "say": screen.say}
+            evaluation = evaluate_run(run, attacks, **how)
     except KeyboardInterrupt:
         command = shlex.join(["yopo", *sys.argv[1:]])
         screen.say(f"stopped; finished batches are kept. To go on: {command}", words=False)

@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich import progress
@@ -12,7 +11,6 @@ from rich.table import Column
 from rich.text import Text
 
 from yopo.cli.common import Terminal
-from yopo.runs.folder import TENSORBOARD, refuse_link
 
 QUIET = 60.0  # seconds after which a log without bars gets a line about what is not done yet
 
@@ -63,14 +61,12 @@ class Screen:
     """Bars on a terminal, plain lines elsewhere; silent in all processes but the first.
 
     It watches a training (`step`, `epoch`, `attack`) or an evaluation (`attack` alone, a bar for
-    each). With `track`, the folder of a run, TensorBoard's files are written there too.
+    each).
     """
 
-    def __init__(
-        self, title: str = "", epochs: int = 0, *, track: Path | None = None, quiet: bool = False
-    ) -> None:
+    def __init__(self, title: str = "", epochs: int = 0, *, quiet: bool = False) -> None:
         self.console = Terminal(quiet=quiet)
-        self.title, self.epochs, self.track = title, epochs, track
+        self.title, self.epochs = title, epochs
         self.bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -84,7 +80,6 @@ class Screen:
         self._tasks: dict[str, TaskID] = {}
         self._attack = ""  # the last that was heard of
         self._said = time.monotonic()
-        self._tracker: Any = None
 
     def say(self, text: str, *, words: bool = True) -> None:
         """Print a line; one whose `words` are to be copied has its breaks from the terminal."""
@@ -117,11 +112,6 @@ class Screen:
             self._begin("epoch", f"epoch {line['epoch'] + 1}")
         if "attack" in self._tasks:
             self.bars.update(self._tasks["attack"], visible=False)
-        if self.track is not None:
-            self._tracker = self._tracker or _writer(self.track)
-            for key, value in line.items():
-                if isinstance(value, int | float) and key != "epoch":
-                    self._tracker.add_scalar(key, value, line["epoch"])
 
     def attack(self, name: str, part: float, accuracy: float) -> None:
         """Show how far an attack is, and the accuracy it has left."""
@@ -133,11 +123,6 @@ class Screen:
         self._move(key, part, f"{part:.0%}", left, shown=name)
         if (self.bars.disable and part >= 1 and not self.epochs) or self._is_due:
             self.say(f"{name:<12} {part:4.0%}  {left}")
-
-    def close(self) -> None:
-        """Nothing more will come."""
-        if self._tracker is not None:
-            self._tracker.close()
 
     @property
     def _is_due(self) -> bool:
@@ -163,20 +148,3 @@ class Screen:
         else:
             self._tasks[name] = self.bars.add_task(shown, total=1.0, **at)
         self.bars.update(self._tasks[name], completed=begun)
-
-
-def check_tracker(run: Path) -> None:
-    """Find out before the work whether TensorBoard's files can be written."""
-    refuse_link(run / TENSORBOARD)
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError:
-        raise ValueError(
-            "--track tensorboard needs it installed: pip install tensorboard"
-        ) from None
-
-
-def _writer(run: Path) -> Any:  # noqa: ANN401
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(run / TENSORBOARD))

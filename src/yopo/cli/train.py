@@ -82,8 +82,9 @@ def train(args: argparse.Namespace, typed: Tree, written: Tree) -> None:
     if args.out is None:
         raise ValueError("expected a folder for the run: --out DIR")
     name = config.method.name
-    with watched(name, config.epochs, args.out, track=args.track) as screen:
-        result = train_run(config, args.out, resume=args.resume, device=args.device, watch=screen)
+    how = {"resume": args.resume, "device": args.device, "track": args.track}
+    with watched(name, config.epochs, args.out) as screen:
+        result = train_run(config, args.out, watch=screen, **how)
     if result:  # in the first process
         console = Terminal()
         console.print(fitted(result_table({name: result}), console.width))

@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from yopo.cli.common import Terminal, rank
-from yopo.cli.screen import Screen, check_tracker
+from yopo.cli.screen import Screen
 from yopo.runs.folder import is_finished, read_settings
 from yopo.runs.overlay import Tree, nested, overlay
 from yopo.runs.progress import StopRequested
@@ -34,9 +34,16 @@ def run_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out")
     parser.add_argument("--device", help="cuda, cpu, …; by default a GPU if there is one")
-    parser.add_argument("--track", choices=["tensorboard"], help="write its files into --out too")
+    track_option(parser)
     parser.add_argument(
         "--SECTION.SETTING", metavar="VALUE", help="any setting: --epochs 20 --method.m 3 …"
+    )
+
+
+def track_option(parser: argparse.ArgumentParser) -> None:
+    """--track, of all commands that have something to tell."""
+    parser.add_argument(
+        "--track", metavar="LIST", help="tell them, too: tensorboard, wandb, mlflow, trackio"
     )
 
 
@@ -104,11 +111,9 @@ def as_written(recipe: str, config: Path | None, typed: Tree) -> Tree:
 
 
 @contextmanager
-def watched(title: str, epochs: int, out: Path, *, track: str | None = None) -> Iterator[Screen]:
+def watched(title: str, epochs: int, out: Path) -> Iterator[Screen]:
     """A screen for one training; where that is stopped, say how to go on, and leave."""
-    if track is not None:
-        check_tracker(out)
-    screen = Screen(title, epochs, track=out if track and rank() == 0 else None, quiet=rank() > 0)
+    screen = Screen(title, epochs, quiet=rank() > 0)
     try:
         with screen.bars:
             yield screen
@@ -118,8 +123,6 @@ def watched(title: str, epochs: int, out: Path, *, track: str | None = None) -> 
             done = "stopped; this run is finished"
         screen.say(f"{done}. To go on: {same_command()}", words=False)
         sys.exit(130)
-    finally:
-        screen.close()
 
 
 def check_written(*runs: Path) -> None:

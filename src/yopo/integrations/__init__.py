@@ -1,4 +1,4 @@
-"""Callbacks for other people's training loops: held-out accuracy under attack while they train.
+"""Other people's packages: callbacks for their training loops, trackers of our runs.
 
-A file for each framework, which imports it; they share `held_out`.
+A file for each framework, which imports it; they share `held_out`. `trackers` has all trackers.
 """

@@ -39,6 +39,7 @@ from yopo.runs.settings import (
     what_counts,
     with_radius,
 )
+from yopo.runs.tracking import Told, Track, Tracking, evaluated, trained
 from yopo.runs.trainer import Trainer
 
 # ---------------------------------------------------------------- settings
@@ -123,21 +124,28 @@ def train_run(
     device: str | None = None,
     watch: Watcher | None = None,
     name: str | None = None,
+    track: Track | None = None,
 ) -> Tree:
     """Train in the folder `out`; return what stands in its result.
 
     resume: go on from the newest checkpoint there, if there is one. device: by default a GPU if
-    there is one. name: what lines of the log call the run; by default its method.
+    there is one. name: what lines of the log call the run; by default its method. watch: told of
+    what goes on, by those of `yopo.runs.progress.Watcher`'s methods that it has.
+    track: "wandb,mlflow" and the like, or objects that are a `yopo.integrations.trackers.Tracker`;
+    the first process tells them of every epoch, and in the end shows them eight images.
 
     In the main thread, the first Ctrl-C, SIGTERM or SIGHUP finishes the step, saves, and raises
     `yopo.runs.progress.StopRequested`. A training that collapses for good is a RuntimeError.
     """
     refuse_taken(out, resume=resume)
-    watch = watch or Logged()
+    watch = Told(watch or Logged())
+    tracking = Tracking(track or (), out, out.name, config.tree(), watch.say)
     chosen = pick_device(device)
     data = build_data(config.data)
     config = fitted(config, data)
     trainer = Trainer(config, data, out, watch, chosen)
+    if trainer.learner.rank == 0:
+        watch.tracking = tracking
 
     def ask() -> None:
         if not trainer.stop:  # the batch of an attack may take a while
@@ -162,8 +170,14 @@ def train_run(
             watch.say(line)
         if (weak := out_of_reach(config)) is not None:
             watch.say(f"{name or config.method.name}: {weak}")
-        with stopped_by_signals(ask), misfits_in_a_sentence(config, data.pictures.shape):
-            return trainer.run()
+        try:
+            with stopped_by_signals(ask), misfits_in_a_sentence(config, data.pictures.shape):
+                result = trainer.run()
+            if watch.tracking:
+                trained(watch.tracking, trainer, result)
+        finally:
+            tracking.end()
+        return result
 
 
 def compare_runs(
@@ -173,11 +187,13 @@ def compare_runs(
     resume: bool = False,
     device: str | None = None,
     watch: Callable[[str], AbstractContextManager[Watcher]] | None = None,
+    track: Track | None = None,
 ) -> dict[str, Tree]:
     """Train each configuration in a folder of its name in `out`; return their results by name.
 
     All folders are checked before anything is trained. resume: go on with unfinished runs, and take
-    the results of finished ones. watch: opened with the name of each run.
+    the results of finished ones. watch: opened with the name of each run. track: as in `train_run`,
+    a run of each tracker's for each.
     """
     for name, config in configs.items():
         path = out / name
@@ -191,9 +207,8 @@ def compare_runs(
     for name, config in configs.items():
         with watch(name) if watch else nullcontext(Logged()) as watcher:
             done = _result(out / name, watcher) if resume else None
-            results[name] = done or train_run(
-                config, out / name, resume=resume, device=device, watch=watcher, name=name
-            )
+            how: Tree = {"resume": resume, "device": device, "track": track}
+            results[name] = done or train_run(config, out / name, watch=watcher, name=name, **how)
     return results
 
 
@@ -267,6 +282,8 @@ def evaluate_run(
     settings: Tree | None = None,
     progress: Tell | None = None,
     show: Callable[[Result], None] | None = None,
+    track: Track | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Evaluation:
     """Attack the network of a run folder, or of a weights file, on its test set; write the result.
 
@@ -277,6 +294,9 @@ def evaluate_run(
     without the first two only our networks and timm's are built. settings: of a network that no run
     made, whose weights file `run` is; see `yopo.runs.borrowed.borrow`. show: is given the result
     first.
+    track: as in `train_run`; a tracker that was told of the training is told of this as the same
+    run: the accuracies, eight images without and under attack, the card. say: hears of trackers
+    that fail.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
@@ -292,6 +312,8 @@ def evaluate_run(
         settings=settings,
         **where,
     )
+    place = folder.tracked_in(run)
+    tracking = Tracking(track or (), place, place.name, saved.config.tree(), say or Logged().say)
     arrays = load_data(saved)
     pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)
     model = load_model(saved, arrays).to(pick_device(device))
@@ -315,4 +337,7 @@ def evaluate_run(
     if show is not None:
         show(result)
     seen = closeup.Seen(model, pictures, arrays.names, threat, result, batch, readers)
-    return evaluating.write(written, result, run, closeup.look(seen, written, examples, radii))
+    done = evaluating.write(written, result, run, closeup.look(seen, written, examples, radii))
+    if tracking:
+        evaluated(tracking, seen, saved.config.epochs)
+    return done

@@ -13,7 +13,7 @@ import yopo
 from yopo.attacks import pgd
 from yopo.attacks.steps import step_size
 from yopo.core import tensor_files
-from yopo.core.threat import L2, Linf
+from yopo.core.threat import L2, Linf, Threat
 from yopo.data.source import Pictures, Rows
 from yopo.data.streamed import read_ahead
 from yopo.evaluation.network import Network, products
@@ -153,13 +153,16 @@ def _pictures(
 
 
 def _same(seen: Seen, rows: Tensor) -> Tensor:
-    """Adversarial images of these rows."""
-    device = next(seen.model.parameters(), torch.empty(0)).device
-    x, y = (seen.pictures.read(rows).float() / 255).to(device), seen.y[rows].to(device)
-    step = step_size(seen.threat, SAME_STEPS)
-    generator = torch.Generator(device).manual_seed(seen.result.about["seed"])
+    seed = seen.result.about["seed"]
+    return attacked(seen.model, seen.pictures.read(rows), seen.y[rows], seen.threat, seed)
+
+
+def attacked(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int) -> Tensor:
+    """Adversarial images of a few, x (B, C, H, W) uint8."""
+    device = next(model.parameters(), x).device
+    x, y = (x.float() / 255).to(device), y.to(device)
+    step = step_size(threat, SAME_STEPS)
+    generator = torch.Generator(device).manual_seed(seed)
     with products("float32"):
-        images = pgd(
-            seen.model, x, y, seen.threat, steps=SAME_STEPS, step=step, generator=generator
-        )
+        images = pgd(model, x, y, threat, steps=SAME_STEPS, step=step, generator=generator)
     return images.cpu()

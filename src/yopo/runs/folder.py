@@ -34,7 +34,7 @@ WEIGHTS = {"best": BEST, "last": LAST}
 STATE = "state"  # a folder of checkpoints
 UNTIMED = "untimed"  # a mark: begun beside other runs on its GPU
 DIAGNOSIS, DIAGNOSIS_PICTURE = "diagnose.json", "diagnose.png"
-TENSORBOARD = "tensorboard"  # a folder
+TRACKED = "tracking.json"  # what trackers call the run, and which epochs they have
 EVALUATION, CARD = "eval.json", "eval.md"
 LAST_EVALUATION = "model-last.eval.json"  # of that weights file by itself
 EVALUATIONS = (EVALUATION, "model.eval.json", LAST_EVALUATION)
@@ -132,6 +132,18 @@ class EvaluationFiles:
 
     def _named(self, end: str) -> Path:
         return self.stem.with_name(self.stem.name + end)
+
+
+def tracker_files(run: Path, kind: str) -> Path:
+    """The folder of a tracker's own files in a run's, as tensorboard/."""
+    return run / kind
+
+
+def tracked_in(run: Path) -> Path:
+    """A run's folder, also of a weights file in it; of other files of weights one beside them."""
+    if run.is_dir():
+        return run
+    return run.parent if is_run(run.parent) else run.with_suffix(".tracked")
 
 
 def refuse_link(path: Path) -> None:
@@ -336,7 +348,21 @@ def settle_untimed(path: Path) -> None:
         (path / UNTIMED).unlink()
 
 
+def write_tracked(run: Path, tracked: Mapping[str, Any]) -> None:
+    """Keep, for each tracker, its name for the run and the epoch that it was told of last."""
+    run.mkdir(parents=True, exist_ok=True)
+    seals.write_json(run / TRACKED, {"trackers": tracked})
+
+
 # ---------------------------------------------------------------- reading
+
+
+def read_tracked(run: Path) -> dict[str, dict[str, Any]]:
+    """What `write_tracked` kept; nothing where no tracker was told."""
+    if not (run / TRACKED).exists():
+        return {}
+    value = read_checked(run / TRACKED, schemas.TrackedFile, ["trackers"])
+    return dict(value["trackers"])
 
 
 def read_settings(path: Path, *, run: bool = False) -> Tree:

@@ -201,3 +201,15 @@ class EpochLine(BaseModel):
         if "collapse" in self.model_fields_set and "action" not in self.model_fields_set:
             raise ValueError("expected an action beside collapse")
         return self
+
+
+class _Told(BaseModel):
+    id: Words | None = None
+    step: Count = 0
+    done: bool = False
+
+
+class TrackedFile(BaseModel):
+    """What trackers were told."""
+
+    trackers: dict[Words, _Told]
