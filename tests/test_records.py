@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -491,3 +492,13 @@ def test_what_many_gpus_cost_can_be_computed_anew(
     assert capsys.readouterr().out.strip() in (ROOT / "docs/scale.md").read_text()
     scale.main(["--simulate", "--between", "1e9"])  # a slow link: exchanges are seen
     assert capsys.readouterr().out.strip() not in (ROOT / "docs/scale.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "shards"])
+def test_training_hardly_waits_for_a_large_checkpoint(name: str) -> None:
+    record = json.loads((ROOT / f"records/checkpoint-cpu/{name}.json").read_text())
+    assert record["parameters"] >= 50_000_000
+    assert record["processes"] == {"checkpoint": 1, "shards": 2}[name]
+    waits = statistics.median(row["waits"] / row["at once"] for row in record["rounds"])
+    assert record["ratios"]["waits / at once"] == pytest.approx(waits)
+    assert waits <= 0.2

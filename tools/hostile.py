@@ -476,6 +476,10 @@ def commands(case: Path, given: Path) -> dict[str, list[str]]:
         "eval": ["eval", str(given), "--attacks", "pgd-1", "--samples", "4", "--save-examples"],
         "predict": ["predict", str(given), str(image)],
         "export": ["export", str(given), "--to", "pt2", "--out", str(case / "export.pt2")],
+        "robustbench": [
+            *("robustbench", str(given), "--out", str(case / "claim"), "--name", "A2026B"),
+            *"--title t --authors a --venue v --link l".split(),
+        ],
     }
     if given.suffix in (".safetensors", ".st"):
         return found
