@@ -29,11 +29,13 @@ def seeds(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _filled(config: dict[str, Any]) -> dict[str, Any]:
-    """With the settings that an older file leaves out."""
+    """With the settings that an older file leaves out; where its images lay does not count."""
     try:
-        return validate(config).tree()
+        tree = validate(config).tree()
     except ValueError:  # of another version
         return config
+    tree["data"].pop("resident")
+    return tree
 
 
 def called(group: Sequence[Run], of: str = "") -> str:
