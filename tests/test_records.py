@@ -19,14 +19,13 @@ from yopo.models.resnet50 import Bottleneck
 from yopo.paper.reproduction import TABLES, folder
 from yopo.report import curves
 from yopo.report.curves import PALETTE
-from yopo.report.groups import FREE
+from yopo.report.groups import FREE, filled
 from yopo.report.headline import headline
 from yopo.report.records import read_runs
 from yopo.runs.api import method_configs
 from yopo.runs.folder import read_config, read_result
 from yopo.runs.overlay import Tree
 from yopo.runs.recipes import REACHED, recipe
-from yopo.runs.settings import validate
 
 ROOT = Path(__file__).parent.parent
 DEMO = ("natural", "pgd-10", "yopo-3-5")
@@ -84,9 +83,8 @@ def test_reproduction_is_that_of_the_records() -> None:
 
 
 def trained(config: Tree) -> Tree:
-    """The settings that decide what is trained; where the images lie does not."""
-    tree = {k: v for k, v in validate(config).tree().items() if k not in FREE}
-    return tree | {"data": {k: v for k, v in tree["data"].items() if k != "resident"}}
+    """The settings that decide what is trained."""
+    return {k: v for k, v in filled(config).items() if k not in FREE}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -18,7 +18,7 @@ def seeds(runs: Sequence[Run]) -> list[list[Run]]:
     """Finished runs that differ in nothing but their seed, together; others by themselves."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        what = {k: v for k, v in _filled(run.config).items() if k not in FREE}
+        what = {k: v for k, v in filled(run.config).items() if k not in FREE}
         key = json.dumps(what, sort_keys=True, default=str)
         groups.setdefault(key if run.result else f"{key} {run.folder}", []).append(run)
     alike = []
@@ -28,13 +28,13 @@ def seeds(runs: Sequence[Run]) -> list[list[Run]]:
     return alike
 
 
-def _filled(config: dict[str, Any]) -> dict[str, Any]:
-    """With the settings that an older file leaves out; where its images lay does not count."""
+def filled(config: dict[str, Any]) -> dict[str, Any]:
+    """With the settings that an older file leaves out."""
     try:
         tree = validate(config).tree()
     except ValueError:  # of another version
         return config
-    tree["data"].pop("resident")
+    tree["data"]["resident"] = tree["data"]["resident"] is not False  # left open: as far as it fits
     return tree
 
 
