@@ -113,6 +113,18 @@ def test_only_what_stands_and_was_asked_for_is_read() -> None:
     assert read[-len(standing) :] == standing
 
 
+def test_images_are_drawn_before_any_is_read() -> None:
+    _, x, y = digits()
+    kept = Kept(x, y)
+    drawn, words = evaluating.choose_images(kept, 7, seed=3)
+    rows = torch.randperm(60, generator=torch.Generator().manual_seed(3))[:7].sort().values
+    assert not kept.reads
+    assert torch.equal(drawn.read(torch.arange(7)), x[rows])
+    assert torch.equal(drawn.labels, y[rows])
+    assert sorted(kept.reads[0]) == rows.tolist()
+    assert words == ", drawn from 60 with seed 3"
+
+
 class Made:
     """So many pictures out of nothing, as large as memory never has to be."""
 
