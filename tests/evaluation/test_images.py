@@ -18,6 +18,7 @@ from yopo.core.digest import parts_digest, values_digest
 from yopo.data.source import InMemory, Pictures, Rows
 from yopo.evaluation import images
 from yopo.evaluation.images import Repeated, gather
+from yopo.runs import evaluating
 
 evaluate = partial(yopo.evaluate, checks=False)
 Found = dict[str, Tensor]
