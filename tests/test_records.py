@@ -501,3 +501,16 @@ def test_training_hardly_waits_for_a_large_checkpoint(name: str) -> None:
     waits = statistics.median(row["waits"] / row["at once"] for row in record["rounds"])
     assert record["ratios"]["waits / at once"] == pytest.approx(waits)
     assert waits <= 0.2
+
+
+def test_large_folders_take_no_more_memory_than_small_ones() -> None:
+    read = json.loads((ROOT / "records/data-cpu/results.json").read_text())
+    assert read["setting"]["size"] == 224
+    for name in ("the same batches", "epoch"):
+        few, many = read[name]["2000"], read[name]["40000"]
+        assert abs(many["peak, MB"] / few["peak, MB"] - 1) < 0.1
+        assert many["peak, MB"] < 1500
+        assert many["first batch, s"] < 5
+    assert read["epoch"]["40000"]["pictures"] > 39_000
+    assert read["pictures a second"]["ratio"] >= 0.95
+    assert read["pictures a second"]["of processor time"] >= 0.95
