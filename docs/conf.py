@@ -42,6 +42,7 @@ nb_execution_in_temp = True
 nb_merge_streams = True
 os.environ["MATPLOTLIBRC"] = str(Path(__file__).with_name("tutorials"))
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # yopo
+os.environ["TTY_COMPATIBLE"] = "0"  # kernels ask rich for colours, and would get bars too
 
 # ---------------------------------------------------------------- the API, from docstrings
 

@@ -47,7 +47,7 @@ from yopo.core import files, tensor_files
 from yopo.data import load
 from yopo.data.formats import PIXELS
 from yopo.data.sources import CIFAR_BATCHES, IDX_FILES, KEYS
-from yopo.runs import state
+from yopo.runs import exporting, shards, state
 from yopo.runs.api import method_configs
 from yopo.runs.overlay import Tree
 
@@ -272,6 +272,9 @@ def plain(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+DOCUMENTS = ("images", "config", shards.OFFSETS)  # words of a safetensors file that are JSON
+
+
 @st.composite
 def tensors(draw: st.DrawFn, content: bytes) -> bytes:
     """A sound safetensors file with other tensors, and perhaps other words."""
@@ -303,8 +306,9 @@ def tensors(draw: st.DrawFn, content: bytes) -> bytes:
             case "grow":
                 found[name] = torch.cat([tensor.flatten(), tensor.flatten()])
     tree = dict(words)
-    if draw(st.booleans()) and "config" in words:
-        tree["config"] = json.dumps(draw(edited(json.loads(words["config"]))))
+    if draw(st.booleans()) and (told := [key for key in DOCUMENTS if key in words]):
+        key = draw(st.sampled_from(told))
+        tree[key] = json.dumps(draw(edited(json.loads(words[key]))))
     elif draw(st.booleans()):
         other = draw(edited(tree))
         items = other.items() if isinstance(other, dict) else ()
@@ -674,6 +678,11 @@ def _reports(room: Path) -> dict[str, Reader]:
         else:
             command("report", run, "--out", page)
 
+    listed = room / "listed"
+    for name in ("going", "done"):
+        shutil.copytree(run, listed / name)
+    (listed / "going/result.json").unlink()
+    result = _loads(run / "result.json")
     config = yaml.safe_load(recipe.read_text())
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     examples = unsealed(run / "eval-examples.safetensors")
@@ -685,8 +694,16 @@ def _reports(room: Path) -> dict[str, Reader]:
         ),
         "config, report": Reader(run / "config.yaml", yaml_inputs(config), look),
         "metrics": Reader(run / "metrics.jsonl", text_inputs(lines, as_lines), look),
-        "result": Reader(
-            run / "result.json", text_inputs(_loads(run / "result.json"), as_json), look
+        "result": Reader(run / "result.json", text_inputs(result, as_json), look),
+        "metrics, ls": Reader(
+            listed / "going/metrics.jsonl",
+            text_inputs(lines, as_lines),
+            lambda: command("ls", listed),
+        ),
+        "result, ls": Reader(
+            listed / "done/result.json",
+            text_inputs(result, as_json),
+            lambda: command("ls", listed / "done"),
         ),
         "eval": Reader(run / "eval.json", text_inputs(_loads(run / "eval.json"), as_json), look),
         "examples": Reader(
@@ -739,14 +756,6 @@ def _runs(room: Path) -> dict[str, Reader]:
         trainer.files.watch = Silent()
         ours(trainer.resume)
 
-    def reseal() -> None:
-        """So that what is inside is looked at, and not the checksum alone."""
-        sums = {}
-        for file in sorted(newest.iterdir()):
-            if file.name != "seal.json" and file.is_file() and file.stat().st_size < 1 << 30:
-                sums[file.name] = files.file_digest(file)
-        (newest / "seal.json").write_text(json.dumps(sums))
-
     net = trainer.learner.follower
     x, y = arrays.x_test[:6], arrays.y_test[:6]
     journal = room / "journal"
@@ -762,10 +771,38 @@ def _runs(room: Path) -> dict[str, Reader]:
             )
         )
 
+    picture, told, turn = room / "picture.png", room / "told.safetensors", [0]
+    Image.new("L", (16, 16), 99).save(picture)
+    shutil.copy(weights, told)
+
+    def answer() -> None:
+        turn[0] += 1
+        if turn[0] % 2:
+            command("predict", told, picture)
+            return
+        # All but the export itself, which is slow and reads nothing more.
+        packed = mock.patch.object(exporting, "_packed", return_value=b"")
+        with packed, mock.patch.object(exporting, "_judge", return_value=None):
+            command("export", told, "--to", "pt2", "--out", room / "x.pt2", "--overwrite")
+
+    spread = _in_shards(newest, room / "spread")
+    other = tiny_trainer(spread.parents[1], over)
+
+    def resume_spread() -> None:
+        other.files.watch = Silent()
+        ours(other.resume)
+
     evaluate()
     piece = next(journal.rglob("pgd-1*.safetensors"))
     answers = next(journal.rglob("network.safetensors"))
     return {
+        "weights, predict": Reader(told, safetensors_inputs(told.read_bytes()), answer),
+        "shard": Reader(
+            spread / "shard-00000.safetensors",
+            safetensors_inputs((spread / "shard-00000.safetensors").read_bytes()),
+            resume_spread,
+            lambda: _reseal(spread),
+        ),
         "config, eval": Reader(
             run / "config.yaml", yaml_inputs(config), lambda: command("eval", run, *few)
         ),
@@ -791,17 +828,46 @@ def _runs(room: Path) -> dict[str, Reader]:
             newest / "values.json",
             text_inputs(_loads(newest / "values.json"), as_json),
             resume,
-            reseal,
+            lambda: _reseal(newest),
         ),
         "state": Reader(
             newest / "tensors.safetensors",
             safetensors_inputs((newest / "tensors.safetensors").read_bytes()),
             resume,
-            reseal,
+            lambda: _reseal(newest),
         ),
         "journal": Reader(piece, safetensors_inputs(unsealed(piece)), evaluate),
         "journal's network": Reader(answers, safetensors_inputs(unsealed(answers)), evaluate),
     }
+
+
+def _reseal(checkpoint: Path) -> None:
+    """So that what is inside is looked at, and not the checksum alone."""
+    sums = {}
+    for file in sorted(checkpoint.iterdir()):
+        if file.name != "seal.json" and file.is_file() and file.stat().st_size < 1 << 30:
+            sums[file.name] = files.file_digest(file)
+    (checkpoint / "seal.json").write_text(json.dumps(sums))
+
+
+def _in_shards(checkpoint: Path, run: Path) -> Path:
+    """The same checkpoint as two processes would have written it, each a half of each tensor."""
+    there = run / "state" / checkpoint.name
+    there.mkdir(parents=True)
+    shutil.copy(checkpoint / "values.json", there)
+    parts = [dict[str, torch.Tensor](), dict[str, torch.Tensor]()]
+    offsets: list[dict[str, Any]] = [{}, {}]
+    for name, tensor in tensor_files.load_tensors(checkpoint / "tensors.safetensors").items():
+        whole = tensor.dim() == 0 or len(tensor) < 2
+        for rank, half in enumerate([tensor] if whole else tensor.tensor_split(2)):
+            parts[rank][f"tensors/{name}"] = half
+            at = [rank * (len(tensor) - len(half)), *[0] * (tensor.dim() - 1)] if not whole else []
+            offsets[rank][f"tensors/{name}"] = {"saved_offsets": at or [0] * tensor.dim()}
+    for rank, mine in enumerate(parts):
+        file = there / shards.NAMED.replace("*", f"{rank:05d}")
+        tensor_files.write_tensors(mine, file, {shards.OFFSETS: json.dumps(offsets[rank])})
+    _reseal(there)
+    return there
 
 
 def _evaluated(run: Path, few: tuple[str, ...]) -> Path:

@@ -24,12 +24,21 @@ ROOT = Path(__file__).parents[1]
 NAMES = (
     *("recipe", "config, report", "metrics", "result", "eval", "examples", "bench"),
     *("config, eval", "weights", "eval before", "result, compare", "seal", "values", "state"),
+    *("metrics, ls", "result, ls", "weights, predict", "shard"),
     *("journal", "journal's network", "npz", "idx", "idx, gzip", "cifar batch", "picture"),
 )
 # These do without a damaged file, or make it anew.
-SPARED = {"examples", "eval before", "journal", "journal's network"}
+SPARED = {"examples", "eval before", "journal", "journal's network", "metrics, ls", "result, ls"}
 OPTIONAL = {"metrics", "result", "eval", "result, compare"}  # a run may be without it
-AMONG_OTHERS = {"seal", "values", "state", "idx", "idx, gzip", "cifar batch"}  # the folder is named
+AMONG_OTHERS = {
+    "seal",
+    "values",
+    "state",
+    "shard",
+    "idx",
+    "idx, gzip",
+    "cifar batch",
+}  # the folder is named
 INPUTS = 40  # for each reader
 SLOW = {"eval before": 10}  # it evaluates a network
 

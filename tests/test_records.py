@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,13 @@ from yopo.models.resnet50 import Bottleneck
 from yopo.paper.reproduction import TABLES, folder
 from yopo.report import curves
 from yopo.report.curves import PALETTE
-from yopo.report.groups import FREE
+from yopo.report.groups import FREE, filled
 from yopo.report.headline import headline
 from yopo.report.records import read_runs
 from yopo.runs.api import method_configs
 from yopo.runs.folder import read_config, read_result
 from yopo.runs.overlay import Tree
 from yopo.runs.recipes import REACHED, recipe
-from yopo.runs.settings import validate
 
 ROOT = Path(__file__).parent.parent
 DEMO = ("natural", "pgd-10", "yopo-3-5")
@@ -97,7 +97,7 @@ def test_reproduction_is_that_of_the_records() -> None:
 
 def trained(config: Tree) -> Tree:
     """The settings that decide what is trained."""
-    return {k: v for k, v in validate(config).tree().items() if k not in FREE}
+    return {k: v for k, v in filled(config).items() if k not in FREE}
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -504,3 +504,26 @@ def test_what_many_gpus_cost_can_be_computed_anew(
     assert capsys.readouterr().out.strip() in (ROOT / "docs/scale.md").read_text()
     scale.main(["--simulate", "--between", "1e9"])  # a slow link: exchanges are seen
     assert capsys.readouterr().out.strip() not in (ROOT / "docs/scale.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "shards"])
+def test_training_hardly_waits_for_a_large_checkpoint(name: str) -> None:
+    record = json.loads((ROOT / f"records/checkpoint-cpu/{name}.json").read_text())
+    assert record["parameters"] >= 50_000_000
+    assert record["processes"] == {"checkpoint": 1, "shards": 2}[name]
+    waits = statistics.median(row["waits"] / row["at once"] for row in record["rounds"])
+    assert record["ratios"]["waits / at once"] == pytest.approx(waits)
+    assert waits <= 0.2
+
+
+def test_large_folders_take_no_more_memory_than_small_ones() -> None:
+    read = json.loads((ROOT / "records/data-cpu/results.json").read_text())
+    assert read["setting"]["size"] == 224
+    for name in ("the same batches", "epoch"):
+        few, many = read[name]["2000"], read[name]["40000"]
+        assert abs(many["peak, MB"] / few["peak, MB"] - 1) < 0.1
+        assert many["peak, MB"] < 1500
+        assert many["first batch, s"] < 5
+    assert read["epoch"]["40000"]["pictures"] > 39_000
+    assert read["pictures a second"]["ratio"] >= 0.95
+    assert read["pictures a second"]["of processor time"] >= 0.95

@@ -145,6 +145,10 @@ def code() -> Iterator[tuple[str, Make]]:
     for name, options in named:
         yield f"model {name}", partial(run, model={"name": name, "options": options})
 
+    for name, options in named[:4] + named[11:13]:
+        data: Tree = {"data": {"name": name, "options": options}}
+        yield f"data {name}", partial(run, over=data)
+
     def by_file(case: Path) -> Path:
         folder = run(case, {"name": "os:system", "options": {"command": "touch ran"}})
         return (folder / "model.safetensors").rename(case / "net.safetensors")
@@ -476,6 +480,10 @@ def commands(case: Path, given: Path) -> dict[str, list[str]]:
         "eval": ["eval", str(given), "--attacks", "pgd-1", "--samples", "4", "--save-examples"],
         "predict": ["predict", str(given), str(image)],
         "export": ["export", str(given), "--to", "pt2", "--out", str(case / "export.pt2")],
+        "robustbench": [
+            *("robustbench", str(given), "--out", str(case / "claim"), "--name", "A2026B"),
+            *"--title t --authors a --venue v --link l".split(),
+        ],
     }
     if given.suffix in (".safetensors", ".st"):
         return found

@@ -1,6 +1,7 @@
 """AutoAttack through us is AutoAttack itself; and independent oracles for the other attacks."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -285,13 +286,12 @@ def test_pgd_breaks_the_images_that_foolbox_breaks(threat: Threat) -> None:
 
 @pytest.mark.slow
 @threats
-def test_pgd_agrees_with_the_packages_own_apgd_within_half_a_point(
-    threat: Threat,
-) -> None:
+def test_pgd_agrees_with_the_packages_own_apgd(threat: Threat) -> None:
     """A second family of attack on the same loss. It finds its step sizes; PGD gets more starts.
 
-    Weights, images and starts of both are fixed: other starts, and other machines, moved each of
-    the two by an image of 400 at most, and between them there is one.
+    Where the two are equally strong, an image that one alone breaks is broken by either with a
+    chance of one half: how many each has is binomial. Weights, images and starts are fixed, so the
+    5 in 100 are drawn once for all; what is left to a machine is an image at the edge.
     """
     model, x, y = trained()
     x, y = x[:400], y[:400]
@@ -301,9 +301,13 @@ def test_pgd_agrees_with_the_packages_own_apgd_within_half_a_point(
     )
     with torch.no_grad():
         images = attack.perturb(x, y)
-        theirs = float((model(images).argmax(1) == y).double().mean())
-    assert abs(ours.accuracy["pgd-30-3"] - theirs) <= 0.005 + 1e-9  # two images
-    assert 0.3 < theirs < ours.accuracy["clean"] - 0.05
+        theirs = model(images).argmax(1) == y
+    mine = ours.correct["pgd-30-3"]
+    alone = [int((mine & ~theirs).sum()), int((~mine & theirs).sum())]  # broken by the other only
+    tail = sum(math.comb(sum(alone), k) for k in range(min(alone) + 1)) / 2 ** sum(alone)
+    assert 2 * tail > 0.05, alone
+    assert sum(alone) <= 0.05 * len(y)  # they break the same images, not only as many
+    assert 0.3 < theirs.double().mean() < ours.accuracy["clean"] - 0.05
 
 
 def test_starts_reach_every_corner_of_the_ball() -> None:

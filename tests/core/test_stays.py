@@ -6,19 +6,25 @@ when a call breaks off; the other that a step trains what plain PyTorch would tr
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import hypothesis.strategies as st
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.utils import parametrizations, spectral_norm
 
 import yopo
 from tests.core.test_untouched import THREAT, Breaks
+from yopo.attacks import names
 from yopo.core.first_layer import cut_names
+from yopo.core.threat import Threat
 from yopo.pmp.diagnose import diagnose
 
 WIDTH = 4
@@ -250,10 +256,27 @@ def enter_gathered(net: nn.Module) -> None:
         assert all(p.device.type == "cpu" for p in net.parameters())
 
 
+def evaluate_shortly(net: nn.Module) -> None:
+    """cw with two steps in place of a hundred."""
+    real = names.parse
+    with mock.patch.object(names, "parse", lambda name: replace(real(name), steps=2)):
+        yopo.evaluate(net, (X, Y), THREAT, ["clean", "cw"], checks=False)
+
+
+def own(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, _: torch.Generator) -> Tensor:
+    """An attack as a user writes one, on the network itself."""
+    eta = torch.zeros_like(x, requires_grad=True)
+    F.cross_entropy(model(x + eta), y).backward()
+    assert eta.grad is not None
+    return x + threat.ascend(eta.detach(), eta.grad, x)
+
+
 LOOKS: dict[str, Call] = {  # public calls that train nothing
     "attacks.pgd": lambda net: yopo.attacks.pgd(net, X, Y, THREAT, steps=2),
     "attacks.cw": lambda net: yopo.attacks.cw(net, X, Y, THREAT, steps=2),
     "evaluate": lambda net: yopo.evaluate(net, (X, Y), THREAT, ["clean", "pgd-2"], checks=True),
+    "evaluate, cw": evaluate_shortly,
+    "evaluate, own": lambda net: yopo.evaluate(net, (X, Y), THREAT, ["clean", own], checks=False),
     "Split": lambda net: yopo.Split(net).cut(X),
     "cut_names": lambda net: cut_names(net, X),
     "Split.propagate": lambda net: yopo.Split(net).propagate(
@@ -262,6 +285,7 @@ LOOKS: dict[str, Call] = {  # public calls that train nothing
     "diagnose": lambda net: diagnose(net, X, Y, THREAT, m=2),
     "prepare": lambda net: yopo.YOPO(net, THREAT).prepare(X, Y),
     "EMA": lambda net: yopo.EMA(net, 0.9),
+    "EMA.update": lambda net: yopo.EMA(net, 0.9).update(3),
     "Engine.prepare": lambda net: yopo.Engine(
         yopo.YOPO(net, THREAT, m=2, n=2),
         torch.optim.SGD(net.parameters(), 0.1),
@@ -291,16 +315,30 @@ def backward(method: Callable[[nn.Module], yopo.Method]) -> Step:
     return lambda net: method(net).backward(X, Y)
 
 
+def exchanged(net: nn.Module) -> None:
+    """In a group, which here has one process."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        exchange = yopo.exchange_gradients(torch.optim.SGD(net.parameters(), 0.1))
+        yopo.YOPO(net, THREAT, m=2, n=2).backward(X, Y)
+        exchange()
+    finally:
+        dist.destroy_process_group()
+
+
 STEPS: dict[str, Step] = {name: backward(make) for name, make in METHODS.items()} | {
     "loss of natural": handed(METHODS["natural"]),
     "loss of pgd": handed(METHODS["pgd"]),
     "loss of yopo": handed(METHODS["yopo after"]),
     "loss of trades-yopo": handed(METHODS["trades-yopo"]),
+    "exchange_gradients": exchanged,
     "engine, natural": engine_step(METHODS["natural"]),
     "engine, yopo": engine_step(METHODS["yopo after"]),
     "engine, trades": engine_step(METHODS["trades"]),
 }
 BREAKS = st.sampled_from([None, RuntimeError, KeyboardInterrupt])
+# Networks for each call; those of hundreds of passes meet fewer, broken off in as many places.
+EXAMPLES, LONG = 25, {"diagnose": 4, "evaluate": 10, "pmp argmax": 12}
 
 
 def broken_off(call: Callable[[], object], net: Network, how: type[BaseException] | None) -> None:
@@ -321,12 +359,21 @@ def broken_off(call: Callable[[], object], net: Network, how: type[BaseException
         at += 1 + at // 10 * 2
 
 
+def many(name: str) -> settings:
+    return settings(max_examples=LONG.get(name, EXAMPLES), deadline=None)
+
+
 @pytest.mark.parametrize("name", LOOKS)
-@settings(max_examples=25, deadline=None)
-@given(spec=specs(), how=BREAKS, training=st.booleans())
-def test_a_call_that_trains_nothing_exchanges_nothing(
-    name: str, spec: Spec, how: type[BaseException] | None, training: bool
-) -> None:
+def test_a_call_that_trains_nothing_exchanges_nothing(name: str) -> None:
+    @many(name)
+    @given(spec=specs(), how=BREAKS, training=st.booleans())
+    def met(spec: Spec, how: type[BaseException] | None, training: bool) -> None:
+        look(name, spec, how, training)
+
+    met()
+
+
+def look(name: str, spec: Spec, how: type[BaseException] | None, training: bool) -> None:
     net = build(spec)
     if not training:
         net.eval()
@@ -341,11 +388,16 @@ def test_a_call_that_trains_nothing_exchanges_nothing(
 
 
 @pytest.mark.parametrize("name", STEPS)
-@settings(max_examples=25, deadline=None)
-@given(spec=specs(), how=BREAKS)
-def test_a_step_exchanges_what_a_plain_step_would(
-    name: str, spec: Spec, how: type[BaseException] | None
-) -> None:
+def test_a_step_exchanges_what_a_plain_step_would(name: str) -> None:
+    @many(name)
+    @given(spec=specs(), how=BREAKS)
+    def met(spec: Spec, how: type[BaseException] | None) -> None:
+        step(name, spec, how)
+
+    met()
+
+
+def step(name: str, spec: Spec, how: type[BaseException] | None) -> None:
     net = build(spec)
     before = everything(net)
     broken_off(lambda: STEPS[name](net), net, how)

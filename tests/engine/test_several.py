@@ -3,10 +3,11 @@
 import copy
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -146,6 +147,63 @@ def failing(rank: int, where: int) -> dict[str, Any]:
     }
 
 
+def staged(rank: int, broken: int | None) -> dict[str, Any]:
+    """Capture, a GPU's part played by a graph that runs the step; in one process a stage fails."""
+    net, said, began = network(), list[str](), list[int]()
+    optimizer, recording = sgd(net), [False]
+    method = yopo.YOPO(net, THREAT, m=2, n=1)
+    engine = yopo.Engine(method, optimizer, compile=False, capture_exchange=True, say=said.append)
+    engine.step(*batch(rank, 0))
+    sent = list[int]()
+    before, real, together = weights(net), dist.all_reduce, engine._together
+
+    class Graph:
+        def replay(self) -> None:
+            capture = engine._capture
+            capture._out = engine._work(engine._fast, capture._x, capture._y)
+
+    @contextmanager
+    def record(*_: object, **__: object) -> Iterator[None]:
+        recording[0] = True
+        yield
+        recording[0] = False
+
+    def all_reduce(tensor: Tensor) -> Any:
+        if recording[0]:  # as in a capture: nothing is sent
+            return None
+        sent.append(tensor.numel())
+        return real(tensor)
+
+    def stage(work: Callable[[], object]) -> object:
+        began.append(len(sent))
+
+        def fails() -> object:
+            work()
+            raise RuntimeError("too little room")
+
+        return together(fails if (rank, len(began) - 1) == (1, broken) else work)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("Stream", "current_stream", "default_generators"):
+            patch.setattr(torch.cuda, name, MagicMock())
+        patch.setattr(torch.cuda, "stream", lambda *_: nullcontext())
+        patch.setattr(torch.cuda, "graph", record)
+        patch.setattr(torch.cuda, "CUDAGraph", Graph)
+        patch.setattr(dist, "all_reduce", all_reduce)
+        patch.setattr(engine, "_together", stage)
+        engine._try_to_capture(*batch(rank, 0))
+    unchanged = all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    captured = engine.captured
+    engine.step(*batch(rank, 1))
+    return {
+        "began": began,
+        "said": said,
+        "captured": captured,
+        "unchanged": unchanged,
+        "net": dict(net.named_parameters()),
+    }
+
+
 def kept(rank: int, folder: str) -> dict[str, int]:
     """What the compiler found of what the other had compiled, kernels and all."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
@@ -170,6 +228,7 @@ def work(rank: int, port: int, out: str) -> None:
             plain = plainly(network(), make, rank)
             found[name] = weights(net), weights(plain), engine.compiled, said
         found["messages"] = messages(rank)
+        found["staged"] = [staged(rank, broken) for broken in (None, 0, 1, 2, 3)]
         found["failing"] = [failing(rank, where) for where in (0, 1)]
         found["accumulated"] = [accumulated(rank, engine) for engine in ("compiled", "plain")]
     found["agreed"] = agreed("too little room" if rank else ""), agreed("é" * 400), agreed("")
@@ -221,6 +280,29 @@ def test_where_one_cannot_compile_all_take_plain_steps(
         # The second is asked only when the first of the machine has succeeded.
         assert each["made"] == ([rank] if rank <= where else [])
         assert_same(each["net"], each["twin"], tol=1e-12)
+
+
+def test_all_go_from_stage_to_stage_of_a_capture_together(found: list[dict[str, Any]]) -> None:
+    """Warm-ups send nothing; one step does; recording does not; the replay does."""
+    for each in (one["staged"][0] for one in found):
+        assert each["began"] == [0, 1, 3, 4]
+        assert each["captured"]
+        assert not each["said"]
+        assert each["unchanged"]
+    mine, others = (each["staged"][0]["net"] for each in found)
+    assert_same(mine, others, tol=0)
+
+
+@pytest.mark.parametrize("broken", range(4))
+def test_a_stage_that_fails_in_one_ends_it_in_all(broken: int, found: list[dict[str, Any]]) -> None:
+    for each in (one["staged"][1 + broken] for one in found):
+        assert len(each["began"]) == broken + 1
+        why = "process 1: RuntimeError: too little room"
+        assert each["said"] == [f"not captured as one CUDA graph: {why}"]
+        assert not each["captured"]
+        assert each["unchanged"]
+    mine, others = (each["staged"][1 + broken]["net"] for each in found)
+    assert_same(mine, others, tol=0)
 
 
 def test_all_hear_what_the_first_could_not_do(found: list[dict[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """YOPO-m-n against identities and slow transcriptions of the paper."""
 
 import copy
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -279,3 +279,30 @@ def test_randomness_comes_from_the_generator(batch: Batch) -> None:
 def test_bad_options_name_the_fix(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         YOPO(convnet(), Linf(0.1), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("grad_at", GRAD_AT)
+@pytest.mark.parametrize("first_layer", [None, "1"])
+def test_modules_are_listed_once_a_step_whatever_m_is(
+    grad_at: GradAt, first_layer: str | None, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in each propagation: a network of hundreds of small modules would wait for that."""
+    real = nn.Module.named_modules
+    walks = 0
+
+    def counted(self: nn.Module, *args: Any, **options: Any) -> Any:
+        nonlocal walks
+        walks += self is model  # what it calls for its own children is the same walk
+        return real(self, *args, **options)
+
+    found = {}
+    for m in (2, 6):
+        model = convnet()
+        method = YOPO(model, Linf(0.1), m=m, n=2, grad_at=grad_at, first_layer=first_layer)
+        method.backward(*batch)  # studies the network
+        with monkeypatch.context() as patch:
+            patch.setattr(nn.Module, "named_modules", counted)
+            walks = 0
+            method.backward(*batch)
+        found[m] = walks
+    assert found[2] == found[6] > 0

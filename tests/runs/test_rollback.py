@@ -47,16 +47,23 @@ def _one_look_a_step(monkeypatch: pytest.MonkeyPatch, float32: None) -> None:
     )
 
 
-def built(out: Path, over: Tree, often: bool) -> Trainer:
-    """A run that collapses twice; `often`: it saves whenever it may, else hardly ever."""
+def built(out: Path, over: Tree, often: bool, attacked: tuple[int, ...] | None = None) -> Trainer:
+    """A run that collapses twice; `often`: it saves whenever it may, else hardly ever.
+
+    Its scores are made up; in the epoch and after the rollbacks of `attacked` it attacks, too.
+    """
     saves: Tree = {"minutes": 0, "pause": 0} if often else {"minutes": 1e6, "pause": 1e6}
     trainer = tiny_trainer(out, over | {"epochs": 4, "checkpoint": saves}, train=100)
 
-    def evaluate(*_: object) -> tuple[float, float]:
+    real = trainer.epoch_end.evaluate
+
+    def evaluate(images: int) -> tuple[float, float]:
         p = trainer.progress
+        if attacked == (p.epoch, p.rollbacks):
+            real(images)
         return 0.9, SCORES[p.epoch, p.rollbacks]
 
-    trainer.epoch_end.evaluate = evaluate  # type: ignore[method-assign, assignment]
+    trainer.epoch_end.evaluate = evaluate  # type: ignore[method-assign]
     return trainer
 
 
@@ -83,6 +90,8 @@ PLACES: list[Where] = [
     ("epoch's end", 2, 0),
     ("evaluation", 1, 0),
     ("evaluation", 2, 0),
+    ("attack", 2, 0),
+    ("attack", 1, 0),
     ("rollback", 2, 0),
     ("rollback's save", 2, 1),
     ("step", 2, 1),
@@ -115,6 +124,8 @@ def interrupt(trainer: Trainer, where: Where, act: Callable[[], None]) -> None:
         trainer.epoch_end.finish = before(trainer.epoch_end.finish)  # type: ignore[method-assign]
     elif place == "evaluation":
         trainer.epoch_end.evaluate = before(trainer.epoch_end.evaluate)  # type: ignore[method-assign]
+    elif place == "attack":  # in the middle of it, as Ctrl-C finds it
+        trainer.epoch_end.tell = before(trainer.epoch_end.tell, nth=2)
     elif place == "rollback":
         trainer.keeper.recover = before(trainer.keeper.recover)  # type: ignore[method-assign]
     else:
@@ -141,7 +152,8 @@ def test_an_interrupted_run_that_collapses_is_the_uninterrupted_one(
     every = [*RUNS].index(run)  # all places with one, half of them with each of the others
     for number, where in enumerate(PLACES[every // 2 :: 2] if every else PLACES):
         out = tmp_path / str(number)
-        trainer = built(out, RUNS[run], often)
+        attacked = where[1:] if where[0] == "attack" else None
+        trainer = built(out, RUNS[run], often, attacked)
 
         def act(trainer: Trainer = trainer) -> None:
             if signal == "SIGKILL":

@@ -81,16 +81,18 @@ def _counted(keys: Tensor, count: int) -> Tensor:
 def _mixed(z: Tensor) -> Tensor:
     """SplitMix64's mixture, in the place of z int64; multiplication wraps."""
     shifted = torch.empty_like(z)
-    for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):
+    for shift, factor in ((30, FIRST), (27, SECOND), (31, None)):
         torch.bitwise_right_shift(z, shift, out=shifted)
         z ^= shifted.bitwise_and_((1 << (64 - shift)) - 1)  # torch repeats the sign
-        z *= factor
+        if factor is not None:
+            z *= factor
     return z
 
 
 def _cube(bits: Tensor, many: int) -> Tensor:
     """24 bits each; no value is 0 or at an end, and each has its negative."""
-    return (2 * (bits.view(torch.int32)[:, :many] >> 8) + 1).float() * 2.0**-24
+    odd = (bits.view(torch.int32)[:, :many] >> 7).bitwise_or_(1)
+    return odd.float().mul_(2.0**-24)
 
 
 def _ball(bits: Tensor, many: int) -> Tensor:

@@ -104,7 +104,8 @@ def evaluate(
     journal = None
     if state is not None:
         with crew.all_or_none():  # and no process keeps a batch before all have looked
-            journal = Journal(Path(state), values_digest(*same, told(threat)), examples)
+            identity = values_digest(*same, told(threat))
+            journal = Journal(Path(state), identity, examples, first=crew.rank == 0)
             journal.meet(_answers(net, images))
     if compile:
         net.speed_up()

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -20,9 +21,9 @@ class Journal:
     meet these pieces.
     """
 
-    def __init__(self, folder: Path, identity: str, examples: bool) -> None:
+    def __init__(self, folder: Path, identity: str, examples: bool, first: bool = True) -> None:
         self.parent, self.folder = folder, folder / identity[:16]
-        self.examples = examples
+        self.examples, self.first = examples, first
         self.answers: Tensor | None = None
 
     def meet(self, answers: Tensor) -> None:
@@ -71,7 +72,12 @@ class Journal:
         }
         if self.examples:
             tensors["images"] = piece.images
-        if self.answers is not None and not (self.folder / "network.safetensors").exists():
+        # Of several processes that keep their batches here the first one says which network it is.
+        if (
+            self.first
+            and self.answers is not None
+            and not (self.folder / "network.safetensors").exists()
+        ):
             self._write("network", {"answers": self.answers})
         self._write(key, tensors)
 
@@ -88,8 +94,9 @@ class Journal:
     def clear(self) -> None:
         """Forget this evaluation; those of other weights or settings stay."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        if self.parent.is_dir() and not any(self.parent.iterdir()):
-            self.parent.rmdir()
+        with suppress(OSError):  # another process may be faster
+            if self.parent.is_dir() and not any(self.parent.iterdir()):
+                self.parent.rmdir()
 
 
 def told(threat: Threat) -> str:

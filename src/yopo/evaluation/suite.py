@@ -250,7 +250,7 @@ class _Suite:
             for many, fallen in self.crew.rounds(len(parts), pieces):
                 done, left = (number + many / len(parts)) / len(phases), left - fallen
                 self.tell(attack.name, done, left / len(self.data))
-            fell = self._told(mine, outcome)
+            fell = self._fallen(mine, outcome)
             outcome.correct &= ~fell
             if self.examples:
                 shown += self._shown([part[fell[part]] for part in parts], mine, shown[0][1])
@@ -313,7 +313,7 @@ class _Suite:
         seconds = time.perf_counter() - started
         return Piece(rows, wrong, images, seconds, self.net.cost - cost)
 
-    def _told(self, mine: Sequence[Piece], outcome: Outcome) -> Tensor:
+    def _fallen(self, mine: Sequence[Piece], outcome: Outcome) -> Tensor:
         """Which images (N,) fell in this phase, in any process; time and cost go to the outcome."""
         fell = torch.zeros(len(self.data), dtype=torch.bool)
         for piece in mine:

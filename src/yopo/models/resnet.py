@@ -89,7 +89,12 @@ def preactresnet18(
     blocks: Sequence[int] = (2, 2, 2, 2),
     final_bn: bool = True,
 ) -> PreActResNet:
-    """PreAct-ResNet18; `width` filters in the first stage, doubled in each further one."""
+    """PreAct-ResNet18; `width` filters in the first stage, doubled in each further one.
+
+    Weights of RobustBench's default network, or of locuslab's, fit once `shortcut.0` is renamed
+    `shortcut`, and give other answers: their shortcuts see x, these relu(bn(x)), as the paper's do.
+    Compare clean accuracy before you attack what you loaded.
+    """
     widths = [width * 2**i for i in range(len(blocks))]
     return PreActResNet(
         classes, channels=channels, stem=width, widths=widths, blocks=blocks, final_bn=final_bn

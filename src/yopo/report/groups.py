@@ -18,7 +18,7 @@ def seeds(runs: Sequence[Run]) -> list[list[Run]]:
     """Finished runs that differ in nothing but their seed, together; others by themselves."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        what = {k: v for k, v in _filled(run.config).items() if k not in FREE}
+        what = {k: v for k, v in filled(run.config).items() if k not in FREE}
         key = json.dumps(what, sort_keys=True, default=str)
         groups.setdefault(key if run.result else f"{key} {run.folder}", []).append(run)
     alike = []
@@ -28,12 +28,14 @@ def seeds(runs: Sequence[Run]) -> list[list[Run]]:
     return alike
 
 
-def _filled(config: dict[str, Any]) -> dict[str, Any]:
+def filled(config: dict[str, Any]) -> dict[str, Any]:
     """With the settings that an older file leaves out."""
     try:
-        return validate(config).tree()
+        tree = validate(config).tree()
     except ValueError:  # of another version
         return config
+    tree["data"]["resident"] = tree["data"]["resident"] is not False  # left open: as far as it fits
+    return tree
 
 
 def called(group: Sequence[Run], of: str = "") -> str:

@@ -49,7 +49,7 @@ def meet(backend: str, device: torch.device | None, patience: Patience = Patienc
     for number in range(patience.tries):
         here, began = PrefixStore(f"try {number}", store), time.monotonic()
         mine = _connected(here, rank, world, backend, device, patience)
-        if not (wrong := _told(here, mine, rank, world, began, patience)):
+        if not (wrong := _first_wrong(here, mine, rank, world, began, patience)):
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=patience.waiting))
             shared.set_timeout(timedelta(seconds=patience.coming))
             return
@@ -116,7 +116,9 @@ def _connected(
     return ""
 
 
-def _told(store: Store, mine: str, rank: int, world: int, began: float, patience: Patience) -> str:
+def _first_wrong(
+    store: Store, mine: str, rank: int, world: int, began: float, patience: Patience
+) -> str:
     """What went wrong in the first process in which something did; all are told the same."""
     keys = [f"told by {other}" for other in range(world)]
     end = max(began + patience.connecting, time.monotonic()) + patience.told

@@ -95,10 +95,10 @@ class Snapshot:
         carried = [k for k in tensors if k.startswith(CARRIED)]
         theirs = [k for k in tensors if k in buffers or k.startswith("hidden.")]
         alike = {k: v for k, v in tensors.items() if k not in {*carried, *theirs}}
-        found = distributed.gathered_by_first([tensors[k] for k in (*carried, *theirs)])
-        if not found:
+        each_ones = distributed.gathered_by_first([tensors[k] for k in (*carried, *theirs)])
+        if not each_ones:
             return alike
-        sets = [dict(zip((*carried, *theirs), each, strict=True)) for each in found]
+        sets = [dict(zip((*carried, *theirs), each, strict=True)) for each in each_ones]
         for key in carried:
             alike[key] = torch.cat([own[key] for own in sets])
         for key in theirs:

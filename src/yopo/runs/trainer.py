@@ -71,6 +71,12 @@ class Trainer:
                 say=watcher.say,
             )
         )
+        steps = [int(n) for n in distributed.gathered(torch.tensor([len(self.loader)]))]
+        if len({*steps}) > 1:
+            raise ValueError(
+                f"expected as many training batches in each process, got {steps}; some would wait "
+                "for others without end"
+            )
         self.keeper = Keeper(
             config, self.learner, self.files, self.progress, self.images.digest, self.loader
         )
@@ -118,6 +124,7 @@ class Trainer:
             raise StopRequested(self.keeper.save_now()) from None
         finally:
             self.keeper.close()
+            self._close()
         self._stop_if_asked()
         return result
 
@@ -142,6 +149,12 @@ class Trainer:
         else:
             self._batches = chain([first], batches)
         self.seconds["warmup_seconds"] += self.learner.warm_up(*first)
+
+    def _close(self) -> None:
+        """Let processes that read images end."""
+        self._batches = None
+        if callable(close := getattr(self.loader, "close", None)):
+            close()
 
     def _rest(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches from here to the end of the epoch; the first may have been drawn already."""
