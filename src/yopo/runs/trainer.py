@@ -71,12 +71,7 @@ class Trainer:
                 say=watcher.say,
             )
         )
-        steps = [int(n) for n in distributed.gathered(torch.tensor([len(self.loader)]))]
-        if len({*steps}) > 1:
-            raise ValueError(
-                f"expected as many training batches in each process, got {steps}; some would wait "
-                "for others without end"
-            )
+        _check_same(len(self.loader))
         self.keeper = Keeper(
             config, self.learner, self.files, self.progress, self.images.digest, self.loader
         )
@@ -294,3 +289,13 @@ class Trainer:
         clean, robust = accuracies(follower, test, self.config, share, tell, readers)
         shares = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
         return shares, weights_digest(follower)
+
+
+def _check_same(steps: int) -> None:
+    """Refuse processes with other numbers of steps an epoch."""
+    each = [int(n) for n in distributed.gathered(torch.tensor([steps]))]
+    if len({*each}) > 1:
+        raise ValueError(
+            f"expected as many training batches in each process, got {each}; some would wait "
+            "for others without end"
+        )
