@@ -84,7 +84,7 @@ def test_no_variable_is_called_found() -> None:
         f"{file}: {ast.unparse(node)}"
         for file, tree in TREES.items()
         for node in ast.walk(tree)
-        if getattr(node, "id", getattr(node, "arg", getattr(node, "name", None))) == "found"
+        if getattr(node, "id", getattr(node, "arg", None)) == "found"
     ]
     assert called == []
 

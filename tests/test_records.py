@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import exchanged, growth, scale, simulation
+from benchmarks import exchanged, growth, handed, scale, simulation
 from tests.paper.test_reproduce import put
 from tools import scale_page
 from tools.front_page import COLOURS, FAST
@@ -51,6 +51,19 @@ def test_step_times() -> None:
         assert line in results, line
     words = f"a step is {min(ratios):.1f} to {max(ratios):.1f} times faster than the same method"
     assert words in said("README.md")
+
+
+def test_a_loss_handed_over_costs_no_more() -> None:
+    found = json.loads((ROOT / "records/handed-cpu/handed.json").read_text())["ratios"]
+    log = (ROOT / "records/handed-cpu/log.txt").read_text()
+    times = [ratio for name, ratio in found.items() if name.endswith("time")]
+    memory = [ratio for name, ratio in found.items() if name.endswith("memory")]
+    assert (len(times), len(memory), len(log.splitlines())) == (9, 9, 18)
+    assert max(*times, *memory) <= handed.MOST == 1.05
+    for name, ratio in found.items():
+        assert re.search(rf"^{re.escape(name)} +{ratio:.3f} ", log, re.MULTILINE), name
+    words = f"{min(times):.2f} to {max(times):.2f} times the processor time"
+    assert f"{words} and {max(memory):.2f} times the memory" in said("docs/design.md")
 
 
 def test_ways_to_share_a_step() -> None:
@@ -501,3 +514,16 @@ def test_training_hardly_waits_for_a_large_checkpoint(name: str) -> None:
     waits = statistics.median(row["waits"] / row["at once"] for row in record["rounds"])
     assert record["ratios"]["waits / at once"] == pytest.approx(waits)
     assert waits <= 0.2
+
+
+def test_large_folders_take_no_more_memory_than_small_ones() -> None:
+    read = json.loads((ROOT / "records/data-cpu/results.json").read_text())
+    assert read["setting"]["size"] == 224
+    for name in ("the same batches", "epoch"):
+        few, many = read[name]["2000"], read[name]["40000"]
+        assert abs(many["peak, MB"] / few["peak, MB"] - 1) < 0.1
+        assert many["peak, MB"] < 1500
+        assert many["first batch, s"] < 5
+    assert read["epoch"]["40000"]["pictures"] > 39_000
+    assert read["pictures a second"]["ratio"] >= 0.95
+    assert read["pictures a second"]["of processor time"] >= 0.95

@@ -145,6 +145,10 @@ def code() -> Iterator[tuple[str, Make]]:
     for name, options in named:
         yield f"model {name}", partial(run, model={"name": name, "options": options})
 
+    for name, options in named[:4] + named[11:13]:
+        data: Tree = {"data": {"name": name, "options": options}}
+        yield f"data {name}", partial(run, over=data)
+
     def by_file(case: Path) -> Path:
         folder = run(case, {"name": "os:system", "options": {"command": "touch ran"}})
         return (folder / "model.safetensors").rename(case / "net.safetensors")

@@ -38,7 +38,11 @@ def test_the_record_says_the_same_of_before_and_after() -> None:
 @pytest.mark.usefixtures("float32")
 @pytest.mark.filterwarnings("ignore")  # of torch's own making, as in the tool
 def test_a_step_is_what_it_was() -> None:
-    """Not what kernels say, which depends on the processor, but what there is to compute."""
+    """Graphs, nodes, bytes, and the kernels and operations that a step runs.
+
+    What kernels say depends on the processor's vector units, and so does the number of all that
+    were made: 85 for 86 without any.
+    """
     record = json.loads((RECORDS / "after.json").read_text())
     if (torch.__version__, platform.machine()) != (record["torch"], record["machine"]):
         pytest.skip("another version of torch makes other kernels than those of the record")
@@ -48,6 +52,7 @@ def test_a_step_is_what_it_was() -> None:
     x, y = torch.rand(shape), torch.arange(shape[0])
     row = count(build(), methods["yopo last"], x, y, "float32", False)
     for each in (row, was):
+        each.pop("kernels")
         each["step"].pop("texts")
         each["step"]["operations"].pop("aten::detach")  # views of a frozen network, made since
     assert row == was

@@ -18,6 +18,7 @@ from yopo.core.digest import parts_digest, values_digest
 from yopo.data.source import InMemory, Pictures, Rows
 from yopo.evaluation import images
 from yopo.evaluation.images import Repeated, gather
+from yopo.runs import evaluating
 
 evaluate = partial(yopo.evaluate, checks=False)
 Found = dict[str, Tensor]
@@ -111,6 +112,18 @@ def test_only_what_stands_and_was_asked_for_is_read() -> None:
     standing = result.correct["clean"].nonzero()[:, 0].tolist()
     read = [row for rows in kept.reads for row in rows]
     assert read[-len(standing) :] == standing
+
+
+def test_images_are_drawn_before_any_is_read() -> None:
+    _, x, y = digits()
+    kept = Kept(x, y)
+    drawn, words = evaluating.choose_images(kept, 7, seed=3)
+    rows = torch.randperm(60, generator=torch.Generator().manual_seed(3))[:7].sort().values
+    assert not kept.reads
+    assert torch.equal(drawn.read(torch.arange(7)), x[rows])
+    assert torch.equal(drawn.labels, y[rows])
+    assert sorted(kept.reads[0]) == rows.tolist()
+    assert words == ", drawn from 60 with seed 3"
 
 
 class Made:

@@ -189,6 +189,11 @@ def test_wrong_words_are_refused(
         assert message in capsys.readouterr().err
 
 
+def test_a_table_that_the_paper_does_not_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no table 'table5'; there are table1, table2"):
+        reproduce("table5", tmp_path)
+
+
 # ---------------------------------------------------------------- tables from made-up folders
 
 

@@ -60,11 +60,10 @@ class Folder:
     @property
     def identity(self) -> str:
         """A digest of names and sizes."""
-        sha = hashlib.sha256()
-        for row in range(len(self)):
-            first = self._ends[row - 1] if row else 0
-            sha.update(self._names[first : self._ends[row]])
-            sha.update(f" {self.path(row).stat().st_size}\n".encode())
+        sha, folder, first = hashlib.sha256(), os.fsencode(self._folder), 0
+        for end in self._ends.tolist():
+            name, first = self._names[first:end], end
+            sha.update(b"%s %d\n" % (name, os.stat(os.path.join(folder, name)).st_size))
         return sha.hexdigest()
 
     def read(self, rows: Tensor) -> Tensor:
@@ -133,7 +132,8 @@ class Part:
 
 def split_by_name(listed: Listed, names: tuple[str, ...]) -> tuple[list[bool], list[bool]]:
     """As `split` of all contents, without reading any: names and sizes say where a file belongs."""
-    sizes = (listed.path(row).stat().st_size for row in range(len(listed.files)))
+    folder = str(listed.folder)
+    sizes = (os.stat(os.path.join(folder, file)).st_size for file in listed.files)
     told = (f"{file}/{size}" for file, size in zip(listed.files, sizes, strict=True))
     return placed(listed, names, [hashlib.sha256(os.fsencode(t)).hexdigest() for t in told])
 

@@ -92,6 +92,10 @@ class Streamed:
         shares = [share(step, f.batch, f.rank, f.world) for step in range(start, len(self))]
         return self._steps([(epoch, order[s]) for s in shares], [numbers[s] for s in shares])
 
+    def close(self) -> None:
+        """End the workers; another epoch starts others."""
+        self._idle = None
+
     def _steps(self, turns: list[Turn], numbers: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         f, device = self.feed, self.feed.device
         (kept, self._idle) = (self._idle or self._kept(), None)

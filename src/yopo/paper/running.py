@@ -82,6 +82,8 @@ def reproduce(
     Each row's runs are in out/row-seed-N. One attack more runs those before it anew, for the worst
     case over all.
     """
+    if name not in TABLES:
+        raise ValueError(f"no table {name!r}; there are {', '.join(TABLES)}")
     how.check()
     table = TABLES[name]
     how.attacks_on(table)  # all is checked before hours of training

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yopo
 from yopo.evaluation.network import Precision
@@ -300,18 +301,9 @@ def evaluate_run(
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
-    where = {"data_root": data_root, "data_path": data_path}
-    run = local(run)
-    saved = evaluating.check(
-        run,
-        attacks,
-        weights=weights,
-        eps=eps,
-        trust=trust,
-        model_name=model_name,
-        settings=settings,
-        **where,
-    )
+    whose: dict[str, Any] = {"weights": weights, "eps": eps, "trust": trust, "settings": settings}
+    whose |= {"model_name": model_name, "data_root": data_root, "data_path": data_path}
+    saved = evaluating.check(run := local(run), attacks, **whose)
     place = folder.tracked_in(run)
     tracking = Tracking(track or (), place, place.name, saved.config.tree(), say or Logged().say)
     arrays = load_data(saved)

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from inspect import isroutine
 from typing import cast
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from yopo.core.digest import raw, values_digest
 from yopo.core.random import mix
+from yopo.data.batches import Batches
 from yopo.data.loader import Loader
 from yopo.data.source import Feed, InMemory, Opens, Pictures, Rows, Source, Sources, can_read
 from yopo.data.sources import Arrays
@@ -120,7 +120,9 @@ def _check_heeded(data: DataSet, c: DataConfig) -> None:
             " are in memory; leave it out"
             + (", or say --data.resident false" if c.name == "folder" else "")
         )
-    if isinstance(data, Arrays) or can_read(data.train) or isroutine(data.train):
+    if isinstance(data, Arrays) or not (
+        isinstance(data.train, Batches) or hasattr(data.train, "epoch")
+    ):
         return
     given = {
         "jitter": c.jitter,

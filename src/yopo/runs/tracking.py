@@ -125,8 +125,8 @@ def trained(tracking: Tracking, trainer: Trainer, result: Tree) -> None:
     if not is_spread(model):  # which no process can run alone
         rows = choose(test.labels)
         x, y = test.read(rows), test.labels[rows]
-        found = closeup.attacked(model, x, y, evaluating.choose_threat(config, None), config.seed)
-        pictures = {"test/clean": x, "test/adversarial": found}
+        hostile = closeup.attacked(model, x, y, evaluating.choose_threat(config, None), config.seed)
+        pictures = {"test/clean": x, "test/adversarial": hostile}
     values = {f"test/{name}": result[name] for name in ("best", "last") if name in result}
     lines = [f"- {name}: {100 * share:.2f} %" for name, share in numbers(values).items()]
     card = "\n".join([f"# {tracking.name}", "", *lines, ""])
@@ -137,9 +137,9 @@ def evaluated(tracking: Tracking, seen: closeup.Seen, step: int) -> None:
     """An evaluation: its accuracies, its card, the eight images that all networks are shown."""
     rows, result = choose(seen.y), seen.result
     x, y = seen.pictures.read(rows), seen.y[rows]
-    found = closeup.attacked(seen.model, x, y, seen.threat, result.about["seed"])
+    hostile = closeup.attacked(seen.model, x, y, seen.threat, result.about["seed"])
     values = {"eval": {**result.accuracy, "worst": result.worst}}
-    tracking.found(values, step, {"eval/clean": x, "eval/adversarial": found}, result.card())
+    tracking.found(values, step, {"eval/clean": x, "eval/adversarial": hostile}, result.card())
 
 
 class Told:
@@ -174,13 +174,13 @@ class Told:
 
 def flat(tree: Mapping[str, Any], sign: str = "/") -> dict[str, Any]:
     """{"a": {"b": 1}} as {"a/b": 1}."""
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            found |= {f"{key}{sign}{inner}": v for inner, v in flat(value, sign).items()}
+            numbers |= {f"{key}{sign}{inner}": v for inner, v in flat(value, sign).items()}
         else:
-            found[key] = value
-    return found
+            numbers[key] = value
+    return numbers
 
 
 def numbers(tree: Mapping[str, Any]) -> dict[str, float]:

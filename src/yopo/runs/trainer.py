@@ -71,6 +71,7 @@ class Trainer:
                 say=watcher.say,
             )
         )
+        _check_same(len(self.loader))
         self.keeper = Keeper(
             config, self.learner, self.files, self.progress, self.images.digest, self.loader
         )
@@ -118,6 +119,7 @@ class Trainer:
             raise StopRequested(self.keeper.save_now()) from None
         finally:
             self.keeper.close()
+            self._close()
         self._stop_if_asked()
         return result
 
@@ -142,6 +144,12 @@ class Trainer:
         else:
             self._batches = chain([first], batches)
         self.seconds["warmup_seconds"] += self.learner.warm_up(*first)
+
+    def _close(self) -> None:
+        """Let processes that read images end."""
+        self._batches = None
+        if callable(close := getattr(self.loader, "close", None)):
+            close()
 
     def _rest(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches from here to the end of the epoch; the first may have been drawn already."""
@@ -281,3 +289,13 @@ class Trainer:
         clean, robust = accuracies(follower, test, self.config, share, tell, readers)
         shares = {"clean": clean, f"pgd-{self.config.evaluate.steps}": robust}
         return shares, weights_digest(follower)
+
+
+def _check_same(steps: int) -> None:
+    """Refuse processes with other numbers of steps an epoch."""
+    each = [int(n) for n in distributed.gathered(torch.tensor([steps]))]
+    if len({*each}) > 1:
+        raise ValueError(
+            f"expected as many training batches in each process, got {each}; some would wait "
+            "for others without end"
+        )
