@@ -143,6 +143,7 @@ def two(folder: str, rank: int, port: int) -> None:
             state.save_shards(at / "two", 2, checkpoint, keep=2, group=group)
     dist.barrier()
     assert [path.name for path in (at / "two").iterdir()] == ["save-000001"]
+    dist.barrier()  # the first one begins the next before the other has looked
     state.save_shards(at / "two", 2, checkpoint, keep=2, group=group)
     if rank == 0:
         flip(at / "two" / "save-000002" / "shard-00001.safetensors")

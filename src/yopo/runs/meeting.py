@@ -25,7 +25,7 @@ class Patience:
     connecting: float = 25.0  # for a connection
     told: float = 25.0  # for the others to say whether they have theirs
     tries: int = 3
-    waiting: float = 7200.0  # later: while the first process evaluates, which may take long
+    waiting: float = 7200.0  # later, for each other: a first epoch may read slowly
 
 
 def meet(backend: str, device: torch.device | None, patience: Patience = Patience()) -> None:  # noqa: B008
