@@ -16,6 +16,7 @@ from torch.optim import LBFGS, Optimizer
 
 from yopo.core.digest import values_digest
 from yopo.core.parallel import in_group, is_several, is_shard, is_spread, parallel, surrounding
+from yopo.core.undo import Undo
 
 WORDS = 500  # bytes of what a process says that it could not do
 _exchanging: WeakSet[Optimizer] = WeakSet()  # before each step
@@ -58,11 +59,9 @@ def exchanges(optimizer: Optimizer) -> bool:
 @contextmanager
 def withheld(optimizer: Optimizer) -> Iterator[None]:
     """Its steps do all that they do but send: in the block no process waits for another."""
-    _withheld.add(optimizer)
-    try:
+    with Undo(lambda: _withheld.discard(optimizer)):
+        _withheld.add(optimizer)
         yield
-    finally:
-        _withheld.discard(optimizer)
 
 
 def agreed(wrong: str) -> str:
@@ -114,7 +113,7 @@ def watch(model: nn.Module, *, handed: bool = False) -> None:
             f"{which} over them, so each trains a network of its own; call "
             f"yopo.exchange_gradients(optimizer) once before the loop{also}, or give the method the"
             " model inside DistributedDataParallel. If your loop averages them itself, all is well",
-            stacklevel=3,
+            stacklevel=4,  # past `surely`
         )
 
 

@@ -35,6 +35,7 @@ from yopo.core.losses import Loss
 from yopo.core.parallel import own_passes, parallel, training_step
 from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
+from yopo.core.undo import surely
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Method(ABC):
         parts += [f"{name}={value!r}" for name, value in self.settings().items()]
         return f"{type(self).__name__}({', '.join(parts)})"
 
+    @surely
     def backward(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Step:
         """Accumulate this method's weight gradient in .grad, as `loss.backward()` does.
 
@@ -101,6 +103,7 @@ class Method(ABC):
             with training_step(type(self).__name__), all_or_nothing(self.model):
                 return self._run(*checked)
 
+    @surely
     def __call__(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Tensor:
         """A loss () whose backward() adds to .grad what `backward` would have added.
 
@@ -140,6 +143,7 @@ class Method(ABC):
             eta = eta.detach().to(x.dtype)
         return plain(x), plain(y if y.is_floating_point() else y.long()), eta
 
+    @surely
     @own_passes()
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check a batch, and study the network on it if this is the first; trains nothing."""
@@ -177,6 +181,7 @@ class Method(ABC):
         other.model, other.threat, other.loss, other.split = model, threat, loss, split
         return other
 
+    @surely
     def run(self, x: Tensor, y: Tensor) -> Step:
         """As `backward`, but x and y are not checked, and .grad holds half of it after an error."""
         with training_step(type(self).__name__):
