@@ -164,9 +164,7 @@ def _exchange(optimizer: Optimizer) -> None:
                 "load the same weights everywhere"
             )
         _compared.add(optimizer)
-    # A frozen parameter may have a gradient from before, and the step would use it.
-    chosen = [p for p in _parameters(optimizer) if p.requires_grad or p.grad is not None]
-    if not chosen:
+    if not (chosen := _with_gradients(_parameters(optimizer), sends)):
         return
     here = [p.grad is not None for p in chosen]
     kind = reduce(torch.promote_types, (p.dtype for p in chosen))
@@ -183,6 +181,22 @@ def _exchange(optimizer: Optimizer) -> None:
     if not all(here):  # else there is no need to wait for the device
         for p, grad, some in zip(chosen, grads, (anywhere != 0).tolist(), strict=True):
             p.grad = grad if some else None
+
+
+def _with_gradients(parameters: list[Tensor], asks: bool) -> list[Tensor]:
+    """Those that may have a gradient: the same in all processes, if they ask.
+
+    A frozen one may have some from before it was frozen, in one process alone, and the step would
+    use it; so where some are frozen a message goes ahead that says which.
+    """
+    frozen = [p for p in parameters if not p.requires_grad]
+    if not frozen or not asks:
+        return [p for p in parameters if p.requires_grad or p.grad is not None]
+    have = torch.tensor([p.grad is not None for p in frozen], dtype=torch.float32)
+    have = have.to(frozen[0].device)
+    dist.all_reduce(have)
+    used = {id(p) for p, many in zip(frozen, have.tolist(), strict=True) if many}
+    return [p for p in parameters if p.requires_grad or id(p) in used]
 
 
 def _left_alone(model: nn.Module, trained: list[nn.Parameter]) -> int:
