@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from yopo.core.checks import check_choice, check_optimizer
 from yopo.core.exchange import agreed, exchanges, is_first_here, watch, withheld
 from yopo.core.parallel import is_several, is_spread, parallel, unexchanged
+from yopo.core.undo import surely
 from yopo.engine.capture import Capture, Rehearsal
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
@@ -130,6 +131,7 @@ class Engine:
 
     # ------------------------------------------------------------ stepping
 
+    @surely
     def step(self, x: Tensor, y: Tensor, *, part: float = 1.0, updates: int | None = None) -> Step:
         """One optimizer step on images x (B, ...) in [0, 1] with targets y.
 
@@ -146,6 +148,7 @@ class Engine:
                 return self._capture.replay(x, y)
             return self._work(self._fast if fast else self._plain, x, y)
 
+    @surely
     def add(self, x: Tensor, y: Tensor, *, part: float = 1.0) -> Step:
         """Gradients of a batch for the next `step`, which takes the mean over all of them.
 
@@ -211,6 +214,8 @@ class Engine:
             self._take_mean()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if self.ema:
+            self.ema.pair()  # a pass may have put new tensors in the place of buffers
         self._numbers.move_average()
         return out
 
@@ -244,6 +249,7 @@ class Engine:
 
     # ------------------------------------------------------------ getting ready
 
+    @surely
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check the batch, compile and capture. Nothing is trained."""
         began = time.perf_counter()
@@ -268,8 +274,6 @@ class Engine:
         if self.device.type == "cuda":
             self._numbers.let_rates_be_tensors()
         self._plain = self._fast = plain_form(self.method, self._numbers.ball)
-        if self.ema:
-            self.ema.pair()  # the network may have been converted since
         if parallel(self.method.model):
             self._say_once("plain steps: DistributedDataParallel exchanges gradients in backward()")
             return
