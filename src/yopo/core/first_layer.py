@@ -195,7 +195,7 @@ class _F0:
             raise Stopped(output)
 
         rng = forked_rng(x, self.rng) if self.rng else nullcontext()
-        ending = _ending_properly(model, self.module)
+        ending = _ending_properly(self.frozen.modules, self.module)
         with rng, hooked(self.module, stop), ending, eager(self.eager):
             try:
                 model(x.clone())  # a copy: see propagate
@@ -205,14 +205,14 @@ class _F0:
 
 
 @contextmanager
-def _ending_properly(model: nn.Module, module: nn.Module) -> Iterator[None]:
+def _ending_properly(modules: list[nn.Module], module: nn.Module) -> Iterator[None]:
     """Let what FSDP2 does after a forward pass be done around `module`, too, when it is left.
 
     Each module around it that FSDP2 gathers returns the value, as if it were its own; once torch
     has seen to its weights, the value goes further out.
     """
     with ExitStack() as stack:
-        for around in fsdp(model.modules()):
+        for around in fsdp(modules):
             if around is not module and any(m is module for m in around.modules()):
                 stack.enter_context(_passing_on(around))
         yield

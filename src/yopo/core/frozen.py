@@ -43,12 +43,12 @@ class Frozen:
         self._model = model
         spread = is_spread(model)
         self._parameters = [] if spread else list(model.parameters())
-        self._modules = list(model.modules())
-        self._exchanges = Exchanges(self._modules)
+        self.modules = list(model.modules())
+        self._exchanges = Exchanges(self.modules)
         self._compiled = has_compiled_parts(model) and not spread
-        moved = _moved(self._modules)
-        self._moves = [any(id(b) in moved for b in m._buffers.values()) for m in self._modules]
-        self._copies = _copies(self._modules)
+        moved = _moved(self.modules)
+        self._moves = [any(id(b) in moved for b in m._buffers.values()) for m in self.modules]
+        self._copies = _copies(self.modules)
 
     def anew(self) -> "Frozen":
         """The same model with its buffers as they are now.
@@ -57,7 +57,7 @@ class Frozen:
         BatchNorm's statistics no pass reads what another has moved, so those copies stay.
         """
         again = copy.copy(self)
-        again._copies = _copies(self._modules, self._copies, self._moves)
+        again._copies = _copies(self.modules, self._copies, self._moves)
         return again
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ class Frozen:
             memo: dict[int, Tensor] = {}
             pairs = zip(copies, self._moves, strict=True)
             copies = [_cloned(c, memo) if moves else c for c, moves in pairs]
-        views = _views(self._modules) if self._compiled else nullcontext()
+        views = _views(self.modules) if self._compiled else nullcontext()
         frozen, alone = _no_gradients(self._parameters), self._exchanges.off()
         free = Undo(self._exchanges.free)
-        with uncached(), alone, frozen, views, _exchanged(self._modules, copies), free:
+        with uncached(), alone, frozen, views, _exchanged(self.modules, copies), free:
             return work(self._model)
 
 
