@@ -318,7 +318,7 @@ def test_data_on_another_computer_are_not_asked_for(tmp_path: Path, refused: Ask
         data = {"data": {"name": "npz", "path": place}}
         assert "no file" in refused("eval", write(tmp_path / f"url{i}", None, data))
     unknown = write(tmp_path / "unknown", None, {"data": {"name": "evil:load"}})
-    assert "unknown data set 'evil:load'" in refused("eval", unknown)
+    assert "its data evil:load, which was not imported" in refused("eval", unknown)
 
 
 def test_missing_data_are_not_fetched(

@@ -43,7 +43,7 @@ def surrounding() -> DistributedDataParallel | None:
 def fsdp(modules: Iterable[nn.Module]) -> list[Any]:
     """Those that `fully_shard` was given."""
     there = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
-    return [m for m in modules if isinstance(m, there.FSDPModule)] if there else []
+    return [m for m in modules if isinstance(m, there.FSDPModule)] if there and in_group() else []
 
 
 def is_shard(t: Tensor) -> bool:
