@@ -177,7 +177,13 @@ def checked(arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...] | None) -
             f"expected x_test with images like x_train's, {tuple(x_train.shape[1:])}, "
             f"got {tuple(x_test.shape[1:])}; bring both to one size"
         )
-    largest = int(max(y_train.max(), y_test.max()))
+    there = torch.cat([y_train, y_test]).unique()
+    largest = int(there[-1])
+    if len(there) < 2:
+        raise ValueError(
+            f"expected labels of two classes or more, got {largest} for every image; one class "
+            "alone leaves nothing to tell apart"
+        )
     if names is None:
         if largest >= max(FEWEST, len(y_train) + len(y_test)):
             raise ValueError(

@@ -144,6 +144,7 @@ def train_run(
     chosen = pick_device(device)
     data = build_data(config.data)
     config = fitted(config, data)
+    watch.begin(config.epochs)
     trainer = Trainer(config, data, out, watch, chosen)
     if trainer.learner.rank == 0:
         watch.tracking = tracking

@@ -98,17 +98,17 @@ def load_data(saved: Saved) -> DataSet:
     d = saved.config.data
     if not saved.trusted_data:
         strangers.check_data(d)
-    named = [p for p in (d.root, d.path) if p]
-    if not saved.trusted and any(str(p)[:2] in ("//", "\\\\") for p in named):
+    named = {key: place for key in ("root", "path") if (place := getattr(d, key)) is not None}
+    if not saved.trusted and any(str(p)[:2] in ("//", "\\\\") for p in named.values()):
         raise ValueError(
-            f"the run names data on another computer ({', '.join(map(str, named))}), which was "
-            "not asked for them; if you trust it, say --trust"
+            f"the run names data on another computer ({', '.join(map(str, named.values()))}), "
+            "which was not asked for them; if you trust it, say --trust"
         )
-    places = {key: _place(getattr(d, key), saved.weights) for key in ("root", "path")}
     try:
+        places = {key: _place(place, saved.weights) for key, place in named.items()}
         return build_data(d.model_copy(update=places))
     except (ValueError, OSError) as error:
-        if all(p.is_absolute() or p.exists() for p in places.values() if p):
+        if all(_is_there(place, saved.weights) for place in named.values()):
             raise
         flag = "--data.path FILE" if d.path else "--data.root DIR"
         raise ValueError(
@@ -117,12 +117,28 @@ def load_data(saved: Saved) -> DataSet:
         ) from None
 
 
-def _place(named: Path | None, weights: Path) -> Path | None:
-    """Where data are that were named from another folder: runs and data may have moved together."""
-    if named is None or named.is_absolute() or named.exists():
+def _place(named: Path, weights: Path) -> Path:
+    """Where data are that were named from another folder: runs and data may have moved together.
+
+    A run may have their name. It is no data, nor is a folder of runs, nor what lies in this run or
+    around it.
+    """
+    if _is_there(named, weights):
         return named
-    around = (folder / named for folder in weights.resolve().parents)
-    return next((place for place in around if place.exists()), named)
+    run, *around = weights.resolve().parents
+    for place in ((folder / named).resolve() for folder in (run, *around)):
+        ours = is_run(run) and (run in (place, *place.parents) or place in around)
+        if place.exists() and not (ours or is_run(place) or runs_in(place)):
+            return place
+    if named.resolve() == run:
+        raise FileNotFoundError(f"no data in {named}, which is the run itself")
+    return named
+
+
+def _is_there(named: Path, weights: Path) -> bool:
+    """Whether a name means data as it is, seen from here, and not a run of the same name."""
+    run = weights.resolve().parent
+    return named.is_absolute() or (named.exists() and named.resolve() != run and not is_run(named))
 
 
 def load_images(saved: Saved) -> DataSet:

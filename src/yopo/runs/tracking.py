@@ -148,6 +148,10 @@ class Told:
     def __init__(self, watch: object, tracking: Tracking | None = None) -> None:
         self.watch, self.tracking = watch, tracking
 
+    def begin(self, epochs: int) -> None:
+        """How many epochs it will be."""
+        self._tell("begin", epochs)
+
     def say(self, text: str) -> None:
         """A line for the log."""
         self._tell("say", text)
