@@ -45,7 +45,7 @@ READERS = {
     "memmap": set(),
     "Unpickler": {"data/formats.py"},
     "_Unpickler": {"data/formats.py"},
-    "ZipFile": {"data/formats.py"},
+    "ZipFile": {"core/tensor_files.py", "data/formats.py"},
     "GzipFile": {"data/formats.py"},
     "literal_eval": set(),
 }

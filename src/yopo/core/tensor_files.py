@@ -2,6 +2,7 @@
 
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,8 @@ from yopo.core.files import RATIO, check_unpacked, open_plain, parse_json, whole
 
 Tensors = dict[str, Tensor]
 ENTRY = "yopo"  # of a weights file's metadata
-HEADER = 4 << 20  # bytes of what a safetensors file says of its tensors
+HEADER = 4 << 20  # bytes of what a file says of its tensors
+END = 98  # bytes that close an archive of torch.save: three records of where its list is
 
 
 def save_weights(path: Path, state: Tensors, metadata: Mapping[str, str]) -> None:
@@ -77,10 +79,10 @@ def load_foreign(path: Path) -> dict[str, Any]:
     The user must have named the file: torch reads no code from it, but is less strict than we are.
     """
     with open_plain(path) as file:
-        start = file.read(9)
-    if start[8:] == b"{":
-        return dict(load_tensors(path))
+        if file.read(9)[8:] == b"{":
+            return dict(load_tensors(path))
     try:
+        _check_archive(path)
         with open_plain(path) as file:
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of pickle, of zip, or torch's own
@@ -94,6 +96,30 @@ def load_foreign(path: Path) -> dict[str, Any]:
             f"expected a dictionary of tensors in {path}, got {type(content).__name__}"
         )
     return dict(content)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive that torch.save did not make, or that unpacks to far more than it is.
+
+    Python and torch must see one list of its contents, so it ends as torch.save lets it end.
+    """
+    with open_plain(path) as file:
+        unpacked = size = os.fstat(file.fileno()).st_size
+        if file.read(4) == b"PK\3\4":  # else an old one, whose tensors lie in it as they are
+            file.seek(max(0, size - END))
+            end = file.read()
+            ends = tuple(int.from_bytes(end[at : at + 8], "little") for at in (40, 48, 64))
+            signs = (end[:4], end[56:60], end[76:80], end[96:])
+            whole = ends[2] == ends[0] + ends[1] == size - END
+            if signs != (b"PK\6\6", b"PK\6\7", b"PK\5\6", b"\0\0") or not whole:
+                raise ValueError("it is an archive, but none that torch.save made")
+            with zipfile.ZipFile(file) as archive:
+                inside = archive.infolist()
+            unpacked = sum(member.file_size for member in inside)
+            said = sum(m.file_size for m in inside if m.filename.lower().endswith("data.pkl"))
+            if said > HEADER:
+                raise ValueError(f"it says {said:,} bytes of its tensors, more than {HEADER:,}")
+        check_unpacked(path, unpacked, _filled(file.fileno(), size))
 
 
 def check_header(path: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from yopo.core import tensor_files
 from yopo.core.tensor_files import Tensors
@@ -146,6 +146,11 @@ def _completed(state: Tensors, own: Tensors) -> Tensors:
     return {name: own[name] for name in lacking} | state
 
 
+def _kind(tensor: Tensor) -> str:
+    """What must agree for its numbers to be taken over: copied into real ones, others lose half."""
+    return f"{'complex numbers of ' * tensor.is_complex()}shape {tuple(tensor.shape)}"
+
+
 def load_model(saved: Saved, data: DataSet) -> nn.Module:
     """The network with its weights and its normalisation, in eval mode."""
     config, weights, classes = saved.config, saved.weights, len(data.names)
@@ -161,9 +166,9 @@ def load_model(saved: Saved, data: DataSet) -> nn.Module:
     wrong = [f"no {name}" for name in own if name not in state]
     wrong += [f"{name}, which it does not have" for name in state if name not in own]
     wrong += [
-        f"{name} of shape {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
+        f"{name} of {_kind(state[name])}, not {_kind(own[name])}"
         for name in own
-        if name in state and state[name].shape != own[name].shape
+        if name in state and _kind(state[name]) != _kind(own[name])
     ]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
