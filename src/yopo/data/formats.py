@@ -151,6 +151,13 @@ class _Unpickler(pickle._Unpickler):  # Python's own: that in C takes memory for
 # --- pictures
 
 
+def check_side(size: int | None) -> None:
+    """Refuse a side that pictures cannot be brought to, before there is room for one."""
+    most = math.isqrt(PIXELS)
+    if size is not None and not 1 <= size <= most:
+        raise ValueError(f"expected size from 1 to {most:,}, got {size:,}")
+
+
 def read_picture(  # (H, W, 3)
     file: Path, size: int | None, mode: str = "RGB", cut: Choose | None = None
 ) -> Bytes:

@@ -56,7 +56,8 @@ def find(
     config, weights = _find(path, which)
     moved = {"root": data_root, "path": data_path}
     moved = {key: value for key, value in moved.items() if value is not None}
-    config = config.model_copy(update={"data": config.data.model_copy(update=moved)})
+    data = config.data.model_copy(update=moved)
+    config = config.model_copy(update={"data": data if trust else strangers.bounded(data)})
     name = config.model.name
     if model_name not in (None, name):
         raise ValueError(
@@ -95,9 +96,7 @@ def load_data(saved: Saved) -> DataSet:
     """The data that the run was trained on."""
     if saved.data is not None:
         return saved.data
-    d = saved.config.data
-    if not saved.trusted_data:
-        strangers.check_data(d)
+    d, build = saved.config.data, build_data if saved.trusted_data else strangers.load_data
     named = [p for p in (d.root, d.path) if p]
     if not saved.trusted and any(str(p)[:2] in ("//", "\\\\") for p in named):
         raise ValueError(
@@ -106,7 +105,7 @@ def load_data(saved: Saved) -> DataSet:
         )
     places = {key: _place(getattr(d, key), saved.weights) for key in ("root", "path")}
     try:
-        return build_data(d.model_copy(update=places))
+        return build(d.model_copy(update=places))
     except (ValueError, OSError) as error:
         if all(p.is_absolute() or p.exists() for p in places.values() if p):
             raise
