@@ -3,6 +3,7 @@
 import ast
 import io
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -335,7 +336,7 @@ def folder(root: Path) -> Path:
 
 
 PICTURES = {
-    "over pillow's limit": (png(20_000, 20_000, 8, 2), "exceeds limit"),
+    "over pillow's limit": (png(20_000, 20_000, 8, 2), "more pixels than any picture"),
     "where pillow warns": (png(10_000, 10_000, 8, 2), "10000x10000 pixels"),
     "over ours": (png(1, PIXELS + 1, 8, 0), "pixels"),
     "of nothing": (b"P5 0 0 255\n", "PNG, JPEG"),
@@ -399,8 +400,25 @@ def test_photographs_of_100_megapixels_are_read_in_little_memory(
         assert abs(found[2, 2].astype(int) - (250, 10, 10)).max() < 8
         assert abs(found[12, 12].astype(int) - 128).max() < 8
     assert memory("VmHWM") - before < GROWTH
-    refused(lambda: read_picture(file, None), "give --data.size 64")
-    refused(lambda: read_picture(file, 6_000), wrong or "smaller --data.size")
+    refused(lambda: read_picture(file, None), wrong or "give --data.size 64")
+    refused(lambda: read_picture(file, 6_000), wrong or "where a side of 6,000 is wanted")
+
+
+@pytest.mark.parametrize(("width", "height"), [(16_320, 12_240), (65_000, 65_000), (65_000, 2_000)])
+def test_a_jpeg_of_more_pixels_than_are_read_is_refused_in_our_words(
+    width: int, height: int, tmp_path: Path
+) -> None:
+    """Whether pillow would open it or not."""
+    file = tmp_path / "x.jpg"
+    Image.new("RGB", (64, 48)).save(file)
+    content = file.read_bytes()
+    sides = content.index(b"\xff\xc0") + 5
+    told = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    file.write_bytes(content[:sides] + told + content[sides + 4 :])
+    for size, least in ((64, 0), (None, 64), (None, 0)):
+        with pytest.raises(ValueError, match=f"{PIXELS:,}.*; save it smaller") as caught:
+            read_picture(file, size, least=least)
+        assert not re.search("limit|attack|bomb", str(caught.value))
 
 
 def test_a_jpeg_in_one_scan_is_told_from_one_in_several(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.fuzzing import (
     within,
 )
 from yopo.core import seals
+from yopo.data.formats import read_picture
 from yopo.data.prepared import Preparation, pictures_to_test_on
 from yopo.runs.api import evaluate_run
 from yopo.runs.borrowed import borrow, unwrapped
@@ -119,6 +120,28 @@ def test_pictures_are_prepared_pixel_by_pixel(photos: Path) -> None:
     assert tuple(data.names) == CLASSES
     other = pictures_to_test_on(photos, Preparation(36, 32, "bicubic"))
     assert not other.test.read(torch.arange(len(y))).equal(data.test.read(torch.arange(len(y))))
+
+
+@pytest.mark.parametrize("sides", [(6_200, 4_100), (4_100, 6_200)])
+@pytest.mark.parametrize("resize", [36, 2_050])
+def test_a_phones_pictures_are_prepared_in_little_memory(
+    sides: tuple[int, int], resize: int, tmp_path: Path
+) -> None:
+    """As from the whole picture, but for what a decoder that halves them rounds otherwise."""
+    draw = np.random.default_rng(0)
+    small = Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8))
+    small.resize(sides, Image.Resampling.BICUBIC).save(tmp_path / "x.jpg", quality=95)
+    how = Preparation(resize, 32)
+    mine = how.of(tmp_path / "x.jpg")
+    with pytest.raises(ValueError, match="save it smaller"):
+        read_picture(tmp_path / "x.jpg", None)
+    with Image.open(tmp_path / "x.jpg") as opened:
+        whole = opened.convert("RGB")
+    scale = resize / min(sides)
+    whole = whole.resize((int(sides[0] * scale), int(sides[1] * scale)), Image.Resampling.BILINEAR)
+    left, top = (round((side - 32) / 2) for side in whole.size)
+    expected = np.asarray(whole.crop((left, top, left + 32, top + 32)))
+    assert np.abs(mine.astype(int) - expected).max() <= 6
 
 
 def test_the_command(
