@@ -45,7 +45,8 @@ TESTS = {
     "On the report's page": "report.test_hostile.test_no_word_becomes_an_element_or_an_attribute",
     "The page's policy": "report.test_browser.test_hostile_words_run_nothing_and_fetch_nothing",
     "In the terminal": "runs.test_strangers.test_no_name_steers_the_terminal",
-    "In a card's Markdown": "runs.test_strangers.test_a_card_shows_names_as_names",
+    "In a card's Markdown": "runs.test_strangers."
+    "test_every_word_of_an_evaluation_is_a_word_in_markdown",
     "The commit in a card": "runs.test_strangers.test_the_commit_is_read_and_git_is_not_asked",
     "Nobody vouches": "report.test_page.test_tables_and_cards_hold_every_number_of_the_records",
     "`yopo eval` goes on": "cli.test_eval.test_an_interrupted_eval_goes_on_with_the_same_command",

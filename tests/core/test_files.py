@@ -130,6 +130,39 @@ def test_another_way_would_be_seen(line: str) -> None:
     )
 
 
+# What writes a file that may be there already, through a link too, and who may.
+WRITERS = {
+    "write_text": {"core/files.py", "runs/state.py", "cli/bench.py"},  # new folders; a user's file
+    "write_bytes": {"runs/exporting.py"},  # into what `files.whole` gives, as those below
+    "savefig": {"report/curves.py", "cli/diagnose.py", "cli/bench.py"},
+    "save_file": {"core/tensor_files.py"},
+    "torch.save": {"runs/robustbench.py"},
+    "open": {
+        "runs/folder.py",
+        "data/fetch.py",
+        "data/archives.py",
+    },  # metrics, no link; fetched data
+}
+WHOLE = ("runs/exporting.py", "report/curves.py", "runs/robustbench.py", "core/tensor_files.py")
+
+
+def test_nothing_else_writes_files() -> None:
+    """All that is written replaces what has its name: `files.whole` is the one way."""
+    there: dict[str, set[str]] = {}
+    for file in PACKAGE.rglob("*.py"):
+        name, text = file.relative_to(PACKAGE).as_posix(), file.read_text()
+        for call in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
+            whole = ast.unparse(call.func)
+            last = whole.rpartition(".")[2]
+            way = whole if whole in WRITERS else last
+            ours = whole.partition(".")[0] in OURS or (last == "open" and not _writes(call))
+            if way in WRITERS and not ours and f"import {way}" not in text:
+                there.setdefault(way, set()).add(name)
+    assert there == WRITERS
+    for name in WHOLE:
+        assert "whole(" in (PACKAGE / name).read_text()
+
+
 # ---------------------------------------------------------------- text
 
 

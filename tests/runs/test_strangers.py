@@ -3,8 +3,10 @@
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,16 +23,21 @@ from torch import nn
 
 from tests.cli.test_commands import yopo
 from tests.fuzzing import little_memory, png, within
-from tests.reports import write_run
+from tests.hostile import put, walk, write_full_run
+from tests.runs.test_robustbench import PAPER
 from yopo.cli.common import Terminal, clean
 from yopo.core import files, tensor_files
+from yopo.core.files import ODD
 from yopo.data import pictures
 from yopo.evaluation import card
+from yopo.evaluation.model_card import Published, model_card
 from yopo.models import SmallCNN
 from yopo.runs import strangers
 from yopo.runs.build import build_data
+from yopo.runs.folder import read_evaluation
 from yopo.runs.images import workers
 from yopo.runs.overlay import Tree, overlay
+from yopo.runs.robustbench import issue
 from yopo.runs.saved import find
 from yopo.runs.sections import DataConfig, ModelConfig
 from yopo.runs.settings import validate
@@ -579,19 +586,32 @@ def test_no_name_steers_the_terminal(
     )
 
 
-def test_a_card_shows_names_as_names(tmp_path: Path) -> None:
+EVIL = "<img src=x onerror=alert(1)>|a|\n# b [c](javascript:d) ![e](http://f) `g` **h**\x1b"
 
-    evil = "<img src=x onerror=alert(1)>|a|\n# b [c](javascript:d) ![e](http://f) `g` **h**\x1b"
-    found = json.loads((write_run(tmp_path / "run") / "eval.json").read_text())
-    plain = card.card(found)
-    for key in ("model", "data", "threat", "weights", "packages", "hardware", "finished"):
-        hostile = found | {"about": found["about"] | {key: evil}}
-        text = card.card(hostile)
-        assert len(text.splitlines()) == len(plain.splitlines())
-        assert "\x1b" not in text
-        for sign in "<[]|`*":
-            count = text.replace(f"\\{sign}", "").count(sign)
-            assert count == plain.count(sign)
+
+def structure(text: str) -> Counter[str]:
+    """Lines, and signs that mean something in Markdown or HTML."""
+    signs = Counter(re.findall(r"(?<!\\)[<\[\]|`*>]", text))
+    return signs | Counter({"lines": len(text.splitlines()), "control": len(ODD.findall(text))})
+
+
+def test_every_word_of_an_evaluation_is_a_word_in_markdown(tmp_path: Path) -> None:
+    """In a card, in the Hub's model card, and in an issue for RobustBench."""
+    run = write_full_run(tmp_path / "run")
+    saved, plain = find(write(tmp_path / "other")), read_evaluation(run / "eval.json")
+
+    def shown(values: Tree) -> list[Counter[str]]:
+        about = Published("a/b", "m", "yopo", "npz", "linf", 0.1, ("c",), (1, 2, 2), values, None)
+        claim = {"autoattack": plain["attacks"]["cw"], "clean": plain["attacks"]["cw"]}
+        claimed = values | {"attacks": values["attacks"] | claim}
+        body = model_card(about).split("---", 2)[2]
+        return [*map(structure, (card.card(values), body, issue(PAPER, "net", saved, claimed)))]
+
+    names = {("attacks", "pgd-40"), ("attacks", "cw", "after", "apgd-ce")}
+    words = [(where, key) for where, key in walk(plain) if not key or where in names]
+    assert len(words) > 15
+    for where, key in words:
+        assert shown(put(plain, ("eval.json", where, key), EVIL)) == shown(plain), where
 
 
 def test_files_are_replaced_whole_and_not_followed(tmp_path: Path) -> None:
