@@ -23,20 +23,25 @@ HEADER = 4 << 20  # bytes of what a file says of its tensors
 END = 98  # bytes that close an archive of torch.save: three records of where its list is
 
 
-def save_weights(path: Path, state: Tensors, metadata: Mapping[str, str]) -> None:
+def save_weights(
+    path: Path, state: Tensors, metadata: Mapping[str, str], *, key: bytes = b""
+) -> None:
     """Write a model's weights as one safetensors file, atomically and with a checksum."""
     # One entry: safetensors writes several in any order, and equal runs would differ.
-    words = {**metadata, seals.KEY: tensors_digest(state, metadata)}
+    words = {**metadata, seals.KEY: seals.keyed(tensors_digest(state, metadata), key)}
     with whole(path) as writing:
         write_tensors(state, writing, {ENTRY: json.dumps(words, sort_keys=True)})
 
 
-def load_weights(path: Path) -> Tensors:
-    """Read a safetensors file, if its checksum agrees; a pickle is refused unread."""
+def load_weights(path: Path, *, key: bytes = b"") -> Tensors:
+    """Read a safetensors file, if its checksum agrees; a pickle is refused unread.
+
+    key: what its checksum must have been made with; else a file may be without one.
+    """
     words = _metadata(path)
     state = load_tensors(path)
     seal = words.pop(seals.KEY, None)
-    if seal is not None and seal != tensors_digest(state, words):
+    if (key or seal is not None) and seal != seals.keyed(tensors_digest(state, words), key):
         raise ValueError(f"{path.name} was damaged: its checksum does not fit")
     return state
 

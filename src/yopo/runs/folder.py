@@ -144,7 +144,10 @@ def tracked_in(run: Path) -> Path:
     """A run's folder, also of a weights file in it; of other files of weights one beside them."""
     if run.is_dir():
         return run
-    return run.parent if is_run(run.parent) else run.with_suffix(".tracked")
+    if is_run(run.parent):
+        return run.parent
+    refuse_link(beside := run.with_suffix(".tracked"))
+    return beside
 
 
 def refuse_link(path: Path) -> None:
@@ -366,17 +369,28 @@ def settle_untimed(path: Path) -> None:
 def write_tracked(run: Path, tracked: Mapping[str, Any]) -> None:
     """Keep, for each tracker, its name for the run and the epoch that it was told of last."""
     run.mkdir(parents=True, exist_ok=True)
-    seals.write_json(run / TRACKED, {"trackers": tracked})
+    seals.write_json(run / TRACKED, {"trackers": tracked, "made_here": _made_here(tracked)})
+
+
+def _made_here(tracked: Mapping[str, Any]) -> str | None:
+    """What nobody else can write beside it; None where no secret can be kept."""
+    try:
+        return seals.keyed(seals.json_digest(tracked), seals.key_for("tracking"))
+    except OSError:
+        return None
 
 
 # ---------------------------------------------------------------- reading
 
 
-def read_tracked(run: Path) -> dict[str, dict[str, Any]]:
-    """What `write_tracked` kept; nothing where no tracker was told."""
+def read_tracked(run: Path, *, here: bool = False) -> dict[str, dict[str, Any]]:
+    """What `write_tracked` kept, here: by this user; nothing where no tracker was told."""
     if not (run / TRACKED).exists():
         return {}
     value = read_checked(run / TRACKED, schemas.TrackedFile, ["trackers"])
+    own = _made_here(value["trackers"]) if here else None
+    if here and (own is None or value.get("made_here") != own):
+        raise ValueError(f"{run / TRACKED} was not written by you on this machine (--trust: it is)")
     return dict(value["trackers"])
 
 

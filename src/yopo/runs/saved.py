@@ -147,7 +147,7 @@ def _completed(state: Tensors, own: Tensors) -> Tensors:
 
 def _kind(tensor: Tensor) -> str:
     """What must agree for its numbers to be taken over: copied into real ones, others lose half."""
-    return f"{'complex numbers of ' * tensor.is_complex()}shape {tuple(tensor.shape)}"
+    return f"{tuple(tensor.shape)}{' of complex numbers' * tensor.is_complex()}"
 
 
 def load_model(saved: Saved, data: DataSet) -> nn.Module:
@@ -165,7 +165,7 @@ def load_model(saved: Saved, data: DataSet) -> nn.Module:
     wrong = [f"no {name}" for name in own if name not in state]
     wrong += [f"{name}, which it does not have" for name in state if name not in own]
     wrong += [
-        f"{name} of {_kind(state[name])}, not {_kind(own[name])}"
+        f"{name} of shape {_kind(state[name])}, not {_kind(own[name])}"
         for name in own
         if name in state and _kind(state[name]) != _kind(own[name])
     ]
