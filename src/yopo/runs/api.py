@@ -306,7 +306,8 @@ def evaluate_run(
     whose |= {"model_name": model_name, "data_root": data_root, "data_path": data_path}
     saved = evaluating.check(run := local(run), attacks, **whose)
     place = folder.tracked_in(run)
-    tracking = Tracking(track or (), place, place.name, saved.config.tree(), say or Logged().say)
+    told, say = saved.config.tree(), say or Logged().say
+    tracking = Tracking(track or (), place, place.name, told, say, here=not trust)
     arrays = load_data(saved)
     pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)
     model = load_model(saved, arrays).to(pick_device(device))
