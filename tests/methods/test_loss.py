@@ -1,6 +1,8 @@
 """`loss = method(x, y)`: a scalar whose backward() is the method's."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -217,7 +219,10 @@ def test_under_autocast(build_: Callable[[], nn.Module], batch: Batch) -> None:
     assert same(grads(net), {k: g / 2 for k, g in grads(twin).items()})
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
+torchs_own = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
+
+
+@torchs_own
 def test_on_a_compiled_network(batch: Batch) -> None:
     torch._dynamo.reset()
     net = bn_convnet()
@@ -228,6 +233,70 @@ def test_on_a_compiled_network(batch: Batch) -> None:
         seeded(lambda: yopo.YOPO(compiled, THREAT, m=2, n=2)(*batch)).backward()
         seeded(lambda: yopo.YOPO(other, THREAT, m=2, n=2).backward(*batch))
     assert same(grads(net), grads(twin))
+
+
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+def step_of(method: yopo.Method, form: str) -> Step:
+    """A step such as users compile: some of their own around ours."""
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        x = x.flip(3)
+        if form == "backward":
+            return 2 * method.backward(x, y).loss
+        loss = method(x, y) / 2
+        loss.backward()
+        return 4 * loss
+
+    return step
+
+
+def compared_in_a_compiled_step(make: Make, form: str, batch: Batch, backend: str) -> None:
+    """Three batches, the last of another size."""
+    torch._dynamo.reset()
+    net, (x, y) = bn_convnet(), batch
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(step_of(make(net), form), backend=backend)
+    plainly = step_of(make(twin), form)
+    for size in (len(x), len(x), len(x) - 1):
+        found = seeded(lambda: compiled(x[:size], y[:size]))  # noqa: B023
+        assert torch.equal(found, seeded(lambda: plainly(x[:size], y[:size])))  # noqa: B023
+        assert same(grads(net), grads(twin))
+        assert same(dict(net.state_dict()), dict(twin.state_dict()))
+    torch._dynamo.reset()
+
+
+INSIDE = [(name, form) for name in METHODS for form in ("backward", "loss")]
+INSIDE.remove(("free", "loss"))
+
+
+@torchs_own
+@pytest.mark.parametrize(("name", "form"), INSIDE)
+def test_inside_a_step_that_is_compiled(name: str, form: str, batch: Batch) -> None:
+    compared_in_a_compiled_step(METHODS[name], form, batch, "aot_eager")
+
+
+@torchs_own
+@pytest.mark.slow
+def test_inside_a_step_that_inductor_compiles(batch: Batch) -> None:
+    compared_in_a_compiled_step(METHODS["yopo deep"], "loss", batch, "inductor")
+
+
+def test_whoever_compiles_nothing_loads_no_compiler() -> None:
+    code = """
+import sys, torch, yopo
+net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+method = yopo.YOPO(net, yopo.Linf(0.1), m=2, n=2)
+x, y = torch.rand(2, 1, 2, 2), torch.tensor([0, 1])
+method.backward(x, y)
+method(x, y).backward()
+print("torch._dynamo" in sys.modules)
+torch.compile(net, backend="eager")(x)
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_what_it_hands_out_is_not_copied(batch: Batch) -> None:
