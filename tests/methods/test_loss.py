@@ -11,6 +11,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import yopo
 from benchmarks.cost import peak_bytes
@@ -19,6 +24,8 @@ from tests.core.test_stays import METHODS as ON_ANY
 from tests.core.test_stays import Spec, X, Y, build, differences, everything, specs
 from tests.core.test_untouched import Breaks, fingerprint, partly_frozen
 from tests.methods.test_methods import METHODS, THREAT, Make
+from yopo.core.handed import multiply
+from yopo.core.parallel import whole
 
 MAKES = {name: make for name, make in METHODS.items() if name != "free"}
 every_loss = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES.keys())
@@ -235,6 +242,48 @@ def test_on_a_compiled_network(batch: Batch) -> None:
     assert same(grads(net), grads(twin))
 
 
+class Counting(TorchDispatchMode):
+    """How many operators ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operators.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_all_gradients_of_a_device_are_scaled_at_once() -> None:
+    """Whatever they are; of several devices each on its own."""
+    own = [torch.ones(2, 3), torch.ones(3).bfloat16(), torch.eye(3).to_sparse(), torch.ones(())]
+    elsewhere = [torch.ones(2, device="meta"), torch.ones(3, device="meta")]
+    with Counting() as seen:
+        multiply([own[0], elsewhere[0], *own[1:], elsewhere[1]], torch.tensor(0.5))
+    assert seen.operators.count("_foreach_mul_") == 2
+    for t in own:
+        assert t.to_dense().unique().tolist() in ([0.5], [0, 0.5])
+    with Counting() as seen:
+        multiply(own, torch.tensor(1.0))
+    assert "_foreach_mul_" not in seen.operators
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own
+def test_gradients_some_of_which_are_spread_are_scaled(batch: Batch) -> None:
+    """As where tensor parallelism or fully_shard was given a part of the network."""
+    net = convnet()
+    twin = copy.deepcopy(net)
+    other = init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))
+    fully_shard(net[2], mesh=init_device_mesh("cpu", (1,)))
+    parallelize_module(net[5], other["b"], ColwiseParallel(output_layouts=Replicate()))
+    for each in (net, twin):
+        seeded(lambda: (yopo.YOPO(each, THREAT, m=2, n=2)(*batch) / 3).backward())  # noqa: B023
+    torch.testing.assert_close({k: whole(g) for k, g in grads(net).items()}, grads(twin))
+
+
 Step = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -278,7 +327,7 @@ def test_inside_a_step_that_is_compiled(name: str, form: str, batch: Batch) -> N
 
 
 @torchs_own
-@pytest.mark.slow
+@pytest.mark.usefixtures("graphs_alone")
 def test_inside_a_step_that_inductor_compiles(batch: Batch) -> None:
     compared_in_a_compiled_step(METHODS["yopo deep"], "loss", batch, "inductor")
 
