@@ -19,6 +19,7 @@ from yopo.core.checks import (
     check_targets,
     check_threat,
     check_trainable,
+    check_unflattened,
 )
 from yopo.core.exchange import watch
 from yopo.core.first_layer import Cut, Split
@@ -165,6 +166,7 @@ class Method(ABC):
         check_images(x, self.model)
         made_of_now = made_of(self.model)
         if self._classes is None or self._made_of != made_of_now:
+            check_unflattened(self.model)  # it may have been wrapped since
             self._classes, self._made_of = count_classes(self.model, x), made_of_now
         if self.compares_classes and self._classes < 2:
             raise ValueError(
