@@ -139,8 +139,8 @@ def in_several(module: str, out: Path, world: int = 2) -> list[dict[str, State]]
     """Call module.several(out) in processes that torchrun starts; what each kept there, by name."""
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run += ["--nproc-per-node", str(world), "-m", "tests.frameworks.loops", module, str(out)]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    path = [str(ROOT), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(run, env=env, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     return [
