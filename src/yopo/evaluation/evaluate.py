@@ -20,7 +20,7 @@ from yopo.core.checks import (
     check_targets,
     check_threat,
 )
-from yopo.core.crew import ALONE, Crew
+from yopo.core.crew import ALONE, Crew, Team
 from yopo.core.digest import values_digest, weights_digest
 from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.parallel import on_gathered, own_passes
@@ -89,6 +89,9 @@ def evaluate(
     crew = Crew.of_group() if together else ALONE
     with crew.all_or_none():
         step = _checked(model, threat, batch, precision, step)
+        team = Team.of(model)
+        if together:
+            team.refuse_dealing()
         chosen = parse_all(attacks)
         pictures = gather(data, samples)
         if stages := [stage for attack in chosen for stage in attack.stages]:
@@ -104,6 +107,7 @@ def evaluate(
     crew.check_same(images_sha256, SAME)
     digests = {"weights_sha256": weights_sha256, "images_sha256": images_sha256}
     with crew.all_or_none():
+        team.check_same(values_digest(images_sha256, seed, batch, step, [a.name for a in chosen]))
         warnings = suspicious(net, images, threat, chosen, step) if checks else []
     journal = None
     if state is not None:
