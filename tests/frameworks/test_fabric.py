@@ -13,6 +13,7 @@ from tests.frameworks.loops import (
     THREAT,
     State,
     alone,
+    as_a_file,
     by_turns,
     images,
     in_several,
@@ -63,6 +64,10 @@ def test_two_processes(tmp_path: Path) -> None:
     assert all(same_bits(first[name], second[name]) for name in ("64", "bf16"))
     assert_same(first["64"], plain(network(), alone(4)), tol=1e-10)
     assert same_bits(first["bf16"], plain(network(torch.float32), by_turns(2), **HALF))
+
+
+def test_the_page_as_a_file(tmp_path: Path) -> None:
+    as_a_file("fabric", tmp_path, "--accelerator", "cpu")
 
 
 # ---------------------------------------------------------------- backward passes of our own
