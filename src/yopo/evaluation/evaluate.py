@@ -26,6 +26,7 @@ from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.parallel import on_gathered, own_passes
 from yopo.core.propagation import no_logits
 from yopo.core.threat import Threat
+from yopo.core.undo import surely
 from yopo.evaluation.card import norm, provenance, settings
 from yopo.evaluation.images import Data, Labelled, gather
 from yopo.evaluation.journal import Journal, told
@@ -42,6 +43,7 @@ SAME = "a network, images or settings"  # in which processes must not differ
 STARTS = "starts 2"  # how random starts are drawn; 1 was a generator for each image
 
 
+@surely
 @on_gathered
 @own_passes()
 def evaluate(
