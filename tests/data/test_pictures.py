@@ -182,6 +182,7 @@ def test_a_broken_picture_is_named_or_replaced_by_one_of_its_class(photos: Path)
         next(made.epoch(epoch))
     assert len(said) == 2
     assert all("another picture of its class stands for it" in line for line in said)
+    assert not any("repair" in line for line in said)
     (photos / "test" / "bee" / "1.png").write_bytes(b"broken")
     with pytest.raises(ValueError, match="cannot read"):  # no test picture is replaced
         listed(photos, skip=True).test.read(torch.arange(6))
