@@ -2,8 +2,12 @@
 
 import argparse
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from yopo.cli.common import Terminal, nothing_else
+
+if TYPE_CHECKING:
+    from yopo.runs.recipes import Reached
 
 EXAMPLES = """examples:
   yopo recipes
@@ -21,24 +25,33 @@ def run(_args: argparse.Namespace, rest: list[str]) -> None:
 
     console = Terminal()
     console.say("Start with the demo: yopo train demo --out runs/first")
-    console.print(f"{'':26}{'network':16}{'training':>9}{'clean':>8}{'attacked':>10}")
+    console.print(
+        f"{'':26}{'network':16}{'training':>9}{'clean':>8}{'PGD, CW':>9}{'AutoAttack':>12}"
+    )
     for _, group in groupby(RECIPES.items(), lambda item: item[1][0].partition(":")[0]):
         alike = list(group)
         text = alike[0][1][0]
         console.say(text if len(alike) == 1 else text.partition(":")[0])
         for name, (_, tree) in alike:
-            told = REACHED.get(name, Reached(None, None, None, ""))
+            told = REACHED.get(name, Reached(None, None, None, None, ""))
             took = "–" if told.seconds is None else _duration(told.seconds)
-            clean, worst = (
-                "–" if share is None else f"{share:.1f}%" for share in (told.clean, told.worst)
-            )
+            clean, worst, suite = (_share(told, of) for of in ("clean", "pgd_cw", "autoattack"))
             network = tree["model"]["name"]
-            console.print(f"  {name:24}{network:16}{took:>9}{clean:>8}{worst:>10}", soft_wrap=True)
+            row = f"  {name:24}{network:16}{took:>9}{clean:>8}{worst:>9}{suite:>12}"
+            console.print(row, soft_wrap=True)
     console.say(
         "training: time spent processing batches on one NVIDIA H200. clean: test images that are "
-        "right; attacked: right in the worst case over the attacks that were made. –: not "
-        "measured. records/ has the runs; `yopo train RECIPE --dry-run` tells the time here."
+        "right; PGD, CW: right under both, image by image; AutoAttack: right under that suite, the "
+        "strongest here, and so the number to go by. *: of 1,000 test images or fewer. –: not "
+        "measured. Where there are several seeds, their mean; AutoAttack is of one. records/ has "
+        "the runs; `yopo train RECIPE --dry-run` tells the time here."
     )
+
+
+def _share(told: "Reached", of: str) -> str:
+    """As 43.0%, with a mark if it is of few images."""
+    share = getattr(told, of)
+    return "– " if share is None else f"{share:.1f}%{'*' if of in told.few else ' '}"
 
 
 def _duration(seconds: float) -> str:

@@ -92,7 +92,8 @@ def split(listed: Listed, names: tuple[str, ...]) -> tuple[list[bool], list[bool
     """Which pictures are to train on, and which to test; of each class at least one in both.
 
     A picture's own content says where it belongs: copies of it come to the same side, and others
-    that are added later do not move it into the test set of a network that was trained on it.
+    that are added later do not move it into the test set of a network that was trained on it. Only
+    where that would leave a class nothing on one side, what comes nearest to it is put there.
     """
     with ThreadPoolExecutor() as pool:
         files = map(listed.path, range(len(listed.files)))
@@ -107,8 +108,10 @@ def placed(
     places = [_place(digest) for digest in digests]
     test = [place < TEST_PART * 16**8 for place in places]
     for rows in _by_class(listed.labels, len(names)):
-        rows.sort(key=places.__getitem__)
-        test[rows[0]], test[rows[-1]] = True, False
+        first, last = (choose(places[row] for row in rows) for choose in (min, max))
+        for row in rows:  # with its copies; a class of copies alone has them on both sides
+            lowest = places[row] == first if first < last else row == rows[0]
+            test[row] = lowest or (test[row] and places[row] != last)
     return [not t for t in test], test
 
 

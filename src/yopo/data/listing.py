@@ -81,12 +81,13 @@ def _is_split(folder: Path) -> bool:
 
 
 def classes_in(folder: Path) -> tuple[str, ...]:
-    """The names of its folders, sorted."""
+    """The names of its folders, sorted; two classes are needed."""
     names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
-    if not names:
+    if len(names) < 2:
+        got = f"only {names[0]}" if names else "none"
         raise ValueError(
-            f"expected a folder for each class in {folder}, got none; --data.root names a folder "
-            f"which has {LAYOUTS}"
+            f"expected a folder for each of two classes or more in {folder}, got {got}; "
+            f"--data.root names a folder which has {LAYOUTS}"
         )
     return tuple(names)
 

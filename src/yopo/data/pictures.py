@@ -12,7 +12,7 @@ from torch import Tensor
 
 from yopo.core.random import mix
 from yopo.data.folders import check_sizes, placed, said_of_split
-from yopo.data.formats import Box, Bytes, read_picture
+from yopo.data.formats import Box, Bytes, check_side, read_picture
 from yopo.data.listing import Listed, look_into
 from yopo.data.source import Sources
 from yopo.data.sources import Arrays, load
@@ -150,8 +150,7 @@ def read_or_list(
             "data.area cuts parts out of pictures while they are decoded, which with "
             "data.resident they are once; leave one of them out"
         )
-    if size is not None and size < 1:
-        raise ValueError(f"expected size of at least 1, got {size}")
+    check_side(size)
     there = look_into(root)
     parts = [there.train, *([there.test] if there.test else [])]
     sides = (size, size) if size else _sides(there.train)

@@ -144,6 +144,7 @@ def train_run(
     chosen = pick_device(device)
     data = build_data(config.data)
     config = fitted(config, data)
+    watch.begin(config.epochs)
     trainer = Trainer(config, data, out, watch, chosen)
     if trainer.learner.rank == 0:
         watch.tracking = tracking
@@ -305,7 +306,8 @@ def evaluate_run(
     whose |= {"model_name": model_name, "data_root": data_root, "data_path": data_path}
     saved = evaluating.check(run := local(run), attacks, **whose)
     place = folder.tracked_in(run)
-    tracking = Tracking(track or (), place, place.name, saved.config.tree(), say or Logged().say)
+    told, say = saved.config.tree(), say or Logged().say
+    tracking = Tracking(track or (), place, place.name, told, say, here=not trust)
     arrays = load_data(saved)
     pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)
     model = load_model(saved, arrays).to(pick_device(device))

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from yopo.core.files import file_digest, flush, parse_json, read_json, read_text
 from yopo.core.tensor_files import Tensors, load_tensors, write_tensors
+from yopo.runs.folder import SEAL, VALUES
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Values = dict[str, Any]
 Layout = Callable[[str, torch.Size], Tensor | None]
-SEAL, VALUES, WRITING = "seal.json", "values.json", ".writing"
+WRITING = ".writing"
 PARTS = ("tensors", "good", "best")
 TENSORS = "tensors.safetensors"  # of a checkpoint that one process wrote
 
@@ -181,7 +182,7 @@ def _sound(path: Path, whole: bool, read: Reading) -> set[str]:
         mine, needed = sums, {*sums} if whole else {TENSORS, VALUES}
     else:  # in shards, of which none can be left out, nor another put among them
         if more := {file.name for file in path.glob("*.safetensors")} - {*sums}:
-            raise ValueError(f"seal.json has no {min(more)}")
+            raise ValueError(f"{SEAL} has no {min(more)}")
         mine = {name: sums[name] for name in sorted(sums)[read.rank :: read.world]}
         needed = {*sums}
     sound = {*sums} - {*mine}
@@ -221,14 +222,14 @@ def _seal(path: Path) -> dict[str, str]:
     """The checksums of a checkpoint's files, by their names."""
     seal = read_json(path / SEAL)
     if not isinstance(seal, dict) or not seal:
-        raise ValueError("seal.json holds no checksums")
+        raise ValueError(f"{SEAL} holds no checksums")
     # Earlier versions left the endings out.
     old = {"tensors": "tensors.safetensors", "values": VALUES}
     sums = {old.get(str(name), str(name)): sha for name, sha in seal.items()}
     if VALUES not in sums or not any(name.endswith(".safetensors") for name in sums):
-        raise ValueError("seal.json lacks a checksum")
+        raise ValueError(f"{SEAL} lacks a checksum")
     if odd := [name for name in sums if Path(name).name != name]:
-        raise ValueError(f"seal.json names {odd[0]!r}")
+        raise ValueError(f"{SEAL} names {odd[0]!r}")
     return sums
 
 

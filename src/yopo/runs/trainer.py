@@ -88,7 +88,8 @@ class Trainer:
         where = hardware(self.learner.device)
         many = images.many or len(self.loader) * self.learner.batch
         text = f"{many:,} training images of {images.classes} classes, {kept}; "
-        text += f"{weights:,} parameters; {where}"
+        text += f"{weights:,} parameters; epochs: {self.config.epochs}, "
+        text += f"steps of each: {len(self.loader)}; {where}"
         return text + ("; compiling first" if self.learner.engine else "")
 
     def resume(self) -> bool:
