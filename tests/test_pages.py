@@ -2,11 +2,10 @@
 
 import re
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +17,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import yopo
+from tests.pages import DOCS, FENCE, ROOT, SITE, fenced
 from tests.published import write_network
 from yopo.data import sources
 from yopo.runs import hub, recipes, tracking
 from yopo.runs.api import configure, train_run
 
-DOCS = Path(__file__).parents[1] / "docs"
 # Pages whose blocks other tests run, and the file that does it.
 ELSEWHERE = {
+    "data.md": "frameworks/test_data_page.py",
     "extending.md": "test_extending.py",
     **{
         f"frameworks/{name}.md": f"frameworks/test_{name}.py"
@@ -37,13 +37,10 @@ Page = tuple[str, int]
 
 def blocks() -> dict[Page, str]:
     """Each by its page and its place there. The tutorials' are run by `make docs`."""
-    pages = [*DOCS.glob("*.md"), *DOCS.glob("frameworks/*.md")]
     return {
         (page.relative_to(DOCS).as_posix(), place): block
-        for page in sorted(pages)
-        for place, block in enumerate(
-            re.findall(r"(?ms)^```python\n(.*?)^```$", page.read_text(encoding="utf-8"))
-        )
+        for page in SITE
+        for place, block in enumerate(fenced(page.read_text(encoding="utf-8"), "python"))
     }
 
 
@@ -145,15 +142,6 @@ def on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "local", asked.__getitem__)
 
 
-def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of a package that is not here; a run that calls the block's function needs it."""
-    for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    datasets = ModuleType("torchvision.datasets")
-    vars(datasets)["ImageFolder"] = None
-    monkeypatch.setitem(sys.modules, "torchvision.datasets", datasets)
-
-
 def tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package of a tracker's is not here (tests/frameworks has them): one that is silent."""
     few(monkeypatch)
@@ -162,7 +150,6 @@ def tracked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BEFORE: dict[str, Prepared] = {  # by words of a block; what must be there first
-    "import torchvision": torchvision,
     "together=True": a_group,
     "fully_shard(": a_group,
     "exchange_gradients(": a_group,
@@ -194,6 +181,24 @@ def test_every_block_is_run_somewhere() -> None:
         assert (page, 0) in BLOCKS
         text = (Path(__file__).parent / file).read_text(encoding="utf-8")
         assert f"docs/{page}" in text.partition("\n")[0], "its first line says which page it runs"
+
+
+KINDS = "python bibtex {code-cell} {eval-rst} {include} {literalinclude} {toctree}".split()
+
+
+@pytest.mark.parametrize("page", [*SITE, ROOT / "README.md"], ids=lambda page: page.name)
+def test_no_block_is_overlooked(page: Path) -> None:
+    """Neither one within a list, nor Python by another name."""
+    text = page.read_text(encoding="utf-8")
+    assert text.count("```python") == len(fenced(text, "python"))
+    assert {b["kind"].partition(" ")[0] for b in FENCE.finditer(text)} <= {*KINDS, ""}
+
+
+def test_blocks_within_lists_are_found() -> None:
+    indented = "- x:\n\n  ```python\n  a = 1\n    b\n  ```\n"
+    assert fenced(indented, "python") == ["a = 1\n  b\n"]
+    with pytest.raises(AssertionError, match="none closes"):
+        fenced(indented.rstrip("` \n"))
 
 
 def test_a_block_that_fails_would_be_seen(names: dict[str, Any]) -> None:

@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import yopo
 from tests.conftest import Batch, convnet, grads
+from tests.pages import DOCS as FOLDER
+from tests.pages import ROOT, SITE, fenced, in_lines
 from tests.tiny import PATIENCE
 from yopo import cli
 from yopo.attacks.names import parse_all
@@ -27,20 +29,10 @@ from yopo.engine.engine import Engine
 from yopo.runs.api import configure, method_configs
 from yopo.runs.settings import validate
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-DOCS = {
-    page.relative_to(ROOT / "docs").as_posix(): page.read_text()
-    for page in (*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/frameworks/*.md")))
-}
+DOCS = {page.relative_to(FOLDER).as_posix(): page.read_text() for page in SITE}
 PAGES = {"README.md": README} | DOCS
 PARTS = {"⅓": Fraction(1, 3), "⅔": Fraction(2, 3)}
-
-
-def fenced(page: str, language: str = "") -> list[str]:
-    """The blocks of code of one language."""
-    found = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", page)
-    return [block for kind, block in found if kind == language]
 
 
 # ------------------------------------------------------------------------------- how it reads
@@ -56,11 +48,14 @@ def test_the_first_paragraph_is_two_sentences() -> None:
     assert len(re.findall(r"\.(?:\s|$)", first)) == 2
 
 
-def test_lines_are_at_most_120_wide() -> None:
-    assert not [line for line in README.splitlines() if len(line) > 120]
-    for name, page in PAGES.items():
-        long = [x for x in page.splitlines() if len(x) > 120 and not x.lstrip().startswith("|")]
-        assert not long, f"{name}: {long}"
+WRITTEN = [*PAGES, "../CHANGELOG.md"]
+WRITTEN += [f"../{page.relative_to(ROOT).as_posix()}" for page in ROOT.glob("records/**/*.md")]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_lines_are_at_most_120_wide(name: str) -> None:
+    text = PAGES.get(name) or (FOLDER / name).read_text()
+    assert not [line for line in in_lines(text) if len(line) > 120]
 
 
 # ----------------------------------------------------------------------------- what it names
@@ -146,10 +141,15 @@ def test_there_are_commands() -> None:
 @pytest.mark.parametrize(("name", "line"), commands())
 def test_commands_are_parsed(name: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(line)
-    monkeypatch.setattr(sys, "argv", ["yopo", *words])
     if len(words) == 1:  # a command's name, in a sentence
         assert words[0] in cli.COMMANDS
-        return
+    else:
+        check_typed(words, monkeypatch)
+
+
+def check_typed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows `yopo` in a shell: a command, its options, settings, methods and attacks."""
+    monkeypatch.setattr(sys, "argv", ["yopo", *words])
     command, args, rest = cli.parsed()
     if words[0] in ("train", "compare"):
         typed = settings_typed(rest)
@@ -161,7 +161,7 @@ def test_commands_are_parsed(name: str, line: str, monkeypatch: pytest.MonkeyPat
     elif words[0] == "eval" and not args.runs:  # of someone else's network
         assert validate(someone_elses(args, rest))
     else:
-        assert not rest, f"{name}: {line}"
+        assert not rest
     if words[0] == "eval":
         assert parse_all(args.attacks)
     assert command.EXAMPLES

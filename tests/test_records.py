@@ -365,6 +365,8 @@ def test_one_weight_gradient_under_autoattack() -> None:
         assert f"| {' | '.join(map(str, cells))} | {', '.join(strong)} | {worst:.2f} |" in page
         found.append((clean, worst))
     (clean_m, worst_m), (clean, worst), (_, closest) = found
+    again = f"Trained again, it has {clean_m:.2f} clean and {worst_m:.2f} after the first two parts"
+    assert again in results
     assert run.result
     seconds = f"{run.result['train_seconds']:.0f} s"
     assert closest < 50.5
@@ -392,6 +394,63 @@ def test_a_thousand_kills() -> None:
     )
     assert len(found["by_method"]) == 11
     assert words in (ROOT / "records/README.md").read_text()
+
+
+def rows_of_records() -> dict[str, str]:
+    """What the table says of each folder or log, by all its names."""
+    found = {}
+    for line in (ROOT / "records/README.md").read_text().splitlines():
+        if line.startswith("| `"):
+            names, _, rest = line[2:].partition(" | ")
+            found.update(dict.fromkeys(re.findall(r"`([^`]+)`", names), rest))
+    return found
+
+
+def outcomes(log: str) -> list[str]:
+    """Counted by a line for each test, and by the last line of each session."""
+    counts: list[list[str]] = [[], []]
+    for kind in ("passed", "skipped", "failed"):
+        lines = re.findall(rf"(?m)^(?!FAILED tests/).*\b{kind.upper()}\b", log)
+        ends = re.findall(rf"(?m)^(?:=+ )?(?:.*, )?(\d+) {kind}\b.* in [\d.]+s", log)
+        for count, n in zip(counts, (len(lines), sum(map(int, ends))), strict=True):
+            count += [f"{n} {kind}"] if n else []
+    return [", ".join(count) for count in counts if count]
+
+
+LOGS = sorted((ROOT / "records/tests-h200").iterdir())
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+def test_logs_of_tests_are_counted(log: Path) -> None:
+    row = rows_of_records()["tests-h200/" + log.name.replace("log.txt", "")]
+    row, text = re.sub(r" \([^)]*\)", "", row), log.read_text()
+    assert outcomes(text)
+    assert not [count for count in outcomes(text) if count not in row]
+    begun = text.count("= test session starts =")
+    assert f"{begun} processes" in row or not re.search(r"\d+ processes", row)
+
+
+def test_why_tests_failed_in_the_rooms() -> None:
+    log = (ROOT / "records/tests-h200/rooms-1.log").read_text()
+    causes = [
+        log.count(f"AssertionError: {words}") for words in ("assert ['not comp", "Tensor-lik")
+    ]
+    assert (
+        "{} did not compile, by a fault of a test (a setting of the compiler that pytest could "
+        "not put back), {} were not close:".format(*causes)
+        in said("records/README.md")
+    )
+
+
+def test_runs_whose_time_does_not_count_say_so() -> None:
+    said_so = {name: row for name, row in rows_of_records().items() if "timed: false" in row}
+    assert "times do not count" not in said("records/README.md")
+    assert len(said_so) >= 6
+    runs = ROOT / "records/cifar10-fast-h200"
+    shared = {run.parent.name for run in runs.glob("*/result.json")} - {"33-epochs", "last-70-1.25"}
+    for name in shared:
+        assert read_result(runs / name)["timed"] is False
+        assert name + "/" in {path.removeprefix("cifar10-fast-h200/") for path in said_so}
 
 
 def test_plain_steps_beside_captured_ones() -> None:

@@ -16,6 +16,7 @@ from tests.frameworks.loops import (
     THREAT,
     State,
     alone,
+    as_a_file,
     by_turns,
     images,
     in_several,
@@ -100,6 +101,10 @@ def test_two_processes(tmp_path: Path) -> None:
 def test_accumulation_in_one_process() -> None:
     _, found = accumulate(devices=1)
     assert_same(found, plain(network(), alone(4, together=2)), tol=1e-10)
+
+
+def test_the_page_as_a_file(tmp_path: Path) -> None:
+    as_a_file("fabric", tmp_path, "--accelerator", "cpu")
 
 
 # ---------------------------------------------------------------- backward passes of our own

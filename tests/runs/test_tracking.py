@@ -1,6 +1,5 @@
 """What trackers are told: each epoch once, whatever becomes of the run or of a tracker."""
 
-import re
 import shutil
 import signal
 import sys
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 import yopo
+from tests.pages import fenced
 from tests.runs.test_api import config, tree
 from tests.tiny import Silent, tiny_data
 from yopo.core import seals
@@ -286,7 +286,7 @@ def test_the_pages_own_tracker_is_one(
     config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    (block,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Printed" in b]
+    (block,) = [b for b in fenced(page, "python") if "Printed" in b]
 
     def called(config: Config, out: Path, track: list[Any]) -> None:
         kind, mine = track

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from yopo.core.checks import check_choice, check_optimizer
 from yopo.core.exchange import watch
 from yopo.core.parallel import unexchanged
+from yopo.core.undo import surely
 from yopo.engine.capture import Capture, Rehearsal
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
@@ -118,6 +119,7 @@ class Engine:
 
     # ------------------------------------------------------------ stepping
 
+    @surely
     def step(self, x: Tensor, y: Tensor, *, part: float = 1.0, updates: int | None = None) -> Step:
         """One optimizer step on images x (B, ...) in [0, 1] with targets y.
 
@@ -134,6 +136,7 @@ class Engine:
                 return self._capture.replay(x, y)
             return self._steps.take(self._steps.fast if fast else self._steps.plain, x, y)
 
+    @surely
     def add(self, x: Tensor, y: Tensor, *, part: float = 1.0) -> Step:
         """Gradients of a batch for the next `step`, which takes the mean over all of them.
 
@@ -195,6 +198,7 @@ class Engine:
 
     # ------------------------------------------------------------ getting ready
 
+    @surely
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check the batch, compile and capture. Nothing is trained."""
         began = time.perf_counter()
@@ -219,6 +223,4 @@ class Engine:
         if self.device.type == "cuda":
             self._steps.numbers.let_rates_be_tensors()
         self._steps.plain = self._steps.fast = plain_form(self.method, self._steps.numbers.ball)
-        if self.ema:
-            self.ema.pair()  # the network may have been converted since
         self._ready.make(x, y)

@@ -37,6 +37,7 @@ from yopo.core.losses import Loss
 from yopo.core.parallel import own_passes, parallel, training_step
 from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
+from yopo.core.undo import surely
 
 Work = TypeVar("Work", bound=Callable[..., Any])
 
@@ -106,6 +107,7 @@ class Method(ABC):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     @as_written
+    @surely
     def backward(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Step:
         """Accumulate this method's weight gradient in .grad, as `loss.backward()` does.
 
@@ -119,6 +121,7 @@ class Method(ABC):
                 return self._run(*checked)
 
     @as_written
+    @surely
     def __call__(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Tensor:
         """A loss () whose backward() adds to .grad what `backward` would have added.
 
@@ -158,6 +161,7 @@ class Method(ABC):
             eta = eta.detach().to(x.dtype)
         return plain(x), plain(y if y.is_floating_point() else y.long()), eta
 
+    @surely
     @own_passes()
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check a batch, and study the network on it if this is the first; trains nothing."""
@@ -196,6 +200,7 @@ class Method(ABC):
         other.model, other.threat, other.loss, other.split = model, threat, loss, split
         return other
 
+    @surely
     def run(self, x: Tensor, y: Tensor) -> Step:
         """As `backward`, but x and y are not checked, and .grad holds half of it after an error."""
         with training_step(type(self).__name__):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from yopo.core import tensor_files
+from yopo.core.slots import Slots
 from yopo.core.tensor_files import Tensors
 from yopo.data.sources import Arrays
 from yopo.runs import strangers
@@ -175,6 +176,7 @@ def load_model(saved: Saved, data: DataSet) -> nn.Module:
     else:
         held = {name: tuple(tensor.shape) for name, tensor in state.items()}
         model = strangers.build(config.model, look(data, config.model), classes, held)
+    Slots(model).fit(state, {}, {})  # some networks fill buffers in their first pass
     own = model.state_dict()
     if saved.state is not None:
         state = _completed(state, own)
