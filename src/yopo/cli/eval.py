@@ -31,6 +31,7 @@ EXAMPLES = f"""examples:
   yopo eval runs/c10 --attacks pgd-50-10,cw-linf --weights last --eps 6/255
   yopo eval runs/compare/* --attacks pgd-40,cw
   yopo eval runs/c10/{BEST} --attacks autoattack --batch 500 --save-examples
+  torchrun --nproc-per-node 8 -m yopo eval runs/c10 --attacks autoattack
   yopo eval --model.name timm:resnet50 --weights FILE --data.name folder --data.root DIR
 attacks: clean, pgd-STEPS[-RESTARTS], cw, cw-linf[-STEPS[-RESTARTS]], autoattack, and its stages
 apgd-ce, apgd-t, fab-t, square. Each runs on the images that are classified correctly.

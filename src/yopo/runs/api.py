@@ -307,12 +307,13 @@ def evaluate_run(
     whose: dict[str, Any] = {"weights": weights, "eps": eps, "trust": trust, "settings": settings}
     whose |= {"model_name": model_name, "data_root": data_root, "data_path": data_path}
     saved = evaluating.check(run := local(run), attacks, **whose)
+    how: Tree = {"batch": batch, "seed": seed, "precision": precision, "step": step}
+    how |= {"compile": compile, "examples": examples, "progress": progress, "together": together}
     chosen = pick_device(device)
     crew = evaluating.crew_on(chosen) if together else ALONE
     with crew.all_or_none():
-        place, first = folder.tracked_in(run), crew.rank == 0
-        trackers = (track or ()) if first else ()
-        tracking = Tracking(trackers, place, place.name, saved.config.tree(), say or Logged().say)
+        place, told = folder.tracked_in(run), track if crew.rank == 0 and track else ()
+        tracking = Tracking(told, place, place.name, saved.config.tree(), say or Logged().say)
         arrays = load_data(saved)
         pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)
         model = load_model(saved, arrays).to(chosen)
@@ -322,25 +323,17 @@ def evaluate_run(
         pictures,
         threat := evaluating.choose_threat(saved.config, eps),
         attacks,
-        batch=batch,
-        seed=seed,
-        precision=precision,
-        step=step,
-        compile=compile,
-        examples=examples,
         state=written.state,
-        progress=progress,
         about=evaluating.words(saved, model, drawn),
         workers=(readers := workers(saved.config.data)),
-        together=together,
+        **how,
     )
-    if show is not None and first:
+    if show is not None and crew.rank == 0:
         show(result)
     seen = closeup.Seen(model, pictures, arrays.names, threat, result, batch, readers, crew)
-    more = closeup.look(seen, written, examples, radii)
-    with crew.all_or_none():
-        done = evaluating.write(written, result, run, more, writes=first)
-    result.forget()
+    done = evaluating.write(
+        written, result, run, closeup.look(seen, written, examples, radii), crew
+    )
     if tracking:
         evaluated(tracking, seen, saved.config.epochs)
     return done

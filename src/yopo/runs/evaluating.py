@@ -97,14 +97,16 @@ def crew_on(device: torch.device) -> Crew:
 
 
 def write(
-    written: EvaluationFiles, result: Result, run: Path, more: Mapping[str, Any], writes: bool
+    written: EvaluationFiles, result: Result, run: Path, more: Mapping[str, Any], crew: Crew
 ) -> Evaluation:
-    """Write the values and the card, in the process that writes."""
-    if not writes:
-        return Evaluation(result, written, None)
-    aside = set_aside(written, result, run)
-    seals.write_json(written.values, {**result.to_dict(), **more})
-    files.write_text(written.card, result.card())
+    """The first process writes the values and the card; only then all forget finished batches."""
+    aside = None
+    with crew.all_or_none():
+        if crew.rank == 0:
+            aside = set_aside(written, result, run)
+            seals.write_json(written.values, {**result.to_dict(), **more})
+            files.write_text(written.card, result.card())
+    result.forget()
     return Evaluation(result, written, aside)
 
 
