@@ -1,4 +1,4 @@
-"""`torchrun -m yopo eval`: the numbers of one process, shared out; who shows, who writes, who ends."""
+"""`torchrun -m yopo eval`: the numbers of one process, shared out; who writes and who ends."""
 
 import json
 import os

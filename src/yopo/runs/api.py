@@ -331,9 +331,8 @@ def evaluate_run(
     if show is not None and crew.rank == 0:
         show(result)
     seen = closeup.Seen(model, pictures, arrays.names, threat, result, batch, readers, crew)
-    done = evaluating.write(
-        written, result, run, closeup.look(seen, written, examples, radii), crew
-    )
+    more = closeup.look(seen, written, examples, radii)
+    done = evaluating.write(written, result, run, more, crew)
     if tracking:
         evaluated(tracking, seen, saved.config.epochs)
     return done
