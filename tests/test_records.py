@@ -1,10 +1,12 @@
 """Numbers in the README and the docs are those of the records; where a line ends says nothing."""
 
+import itertools
 import json
 import re
 import shutil
 import statistics
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -625,10 +627,19 @@ def test_bytes_counted_from_shapes_are_those_that_two_processes_sent() -> None:
 def test_what_many_gpus_cost_can_be_computed_anew(
     capsys: pytest.CaptureFixture[str], float32: None
 ) -> None:
-    scale.main(["--simulate"])
-    assert capsys.readouterr().out.strip() in (ROOT / "docs/scale.md").read_text()
-    scale.main(["--simulate", "--between", "1e9"])  # a slow link: exchanges are seen
-    assert capsys.readouterr().out.strip() not in (ROOT / "docs/scale.md").read_text()
+    page = (ROOT / "docs/scale.md").read_text()
+    written = re.findall(r"^\| `(--\w+)` \| (\S+) \|", page, re.M)
+    options = {f"--{field.name}": field for field in fields(simulation.Assumed)}
+    assert [option for option, _ in written] == [*options]
+
+    def computed(*words: str) -> str:
+        scale.main(["--simulate", *words])
+        return capsys.readouterr().out.strip()
+
+    assert computed() in page
+    assert computed(*itertools.chain(*written)) in page  # in the units that stand there
+    for option, field in options.items():  # each counts
+        assert computed(option, str(2 * field.default)) not in page
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "shards"])

@@ -164,9 +164,9 @@ def lost_others_are_named() -> Iterator[None]:
 
 
 def same_command() -> str:
-    """What was typed, to go on with; `yopo reproduce` goes on by itself."""
+    """What was typed, to go on with; `yopo reproduce` and `yopo eval` go on by themselves."""
     words = sys.argv[1:]
-    if words[:1] != ["reproduce"] and "--resume" not in words:
+    if words[:1] not in (["reproduce"], ["eval"]) and "--resume" not in words:
         words = [*words, "--resume"]
     command = shlex.join(["yopo", *words])
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
