@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from yopo.core.checks import check_choice, check_optimizer
 from yopo.core.exchange import agreed, exchanges, is_first_here, watch, withheld
 from yopo.core.parallel import is_several, is_spread, parallel, unexchanged
-from yopo.engine.capture import Capture, Rehearsal
+from yopo.engine.capture import Capture, CutOffError, Rehearsal
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
 from yopo.engine.forms import compiled_form, plain_form
@@ -292,6 +292,8 @@ class Engine:
         wrong = ""
         try:
             done.append(work())
+        except CutOffError:
+            raise
         except Exception as error:
             wrong = _first_line(error)
         wrong = agreed(wrong) if exchanges(self.optimizer) else wrong
@@ -367,6 +369,8 @@ class Engine:
                     y,
                     self._together,
                 )
+        except CutOffError:
+            raise
         except Exception as error:
             generator.graphsafe_set_state(before)  # the other still waits for its capture
             why = error if isinstance(error, _NotFastError) else _first_line(error)
