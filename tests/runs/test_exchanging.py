@@ -25,6 +25,7 @@ from tests.tiny import (
     tiny_trainer,
     wait_until,
 )
+from yopo.cli.training import lost_others_are_named
 from yopo.core import seals, tensor_files
 from yopo.core.digest import weights_digest
 from yopo.core.parallel import is_shard
@@ -145,8 +146,9 @@ def killed(folder: Path, way: str) -> None:
 
     trainer._step = step  # type: ignore[method-assign]
     yopo.runs.trainer.CHECK_EVERY = 1  # this process does nothing more
-    with pytest.raises(RuntimeError) as error:
-        trainer.run()
+    with pytest.raises(RuntimeError, match="cannot reach another one") as error:  # noqa: SIM117
+        with lost_others_are_named():
+            trainer.run()
     assert (trainer.progress.epoch, trainer.progress.rollbacks) == (KILLED[0], 1)
     (folder / f"{way} {rank} said").write_text(str(error.value))
 
