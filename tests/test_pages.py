@@ -2,6 +2,7 @@
 
 import re
 import socket
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import yopo
 from tests.pages import DOCS, FENCE, ROOT, SITE, fenced
 from tests.published import write_network
+from tools import look_up
 from yopo.data import sources
 from yopo.runs import hub, recipes, tracking
 from yopo.runs.api import configure, train_run
@@ -149,7 +151,13 @@ def tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "named", lambda _: silent)
 
 
+def foolbox(_: pytest.MonkeyPatch) -> None:
+    """It need not be everywhere."""
+    pytest.importorskip("foolbox", reason="needs yopo-torch[dev]")
+
+
 BEFORE: dict[str, Prepared] = {  # by words of a block; what must be there first
+    "import foolbox": foolbox,
     "together=True": a_group,
     "fully_shard(": a_group,
     "exchange_gradients(": a_group,
@@ -181,6 +189,24 @@ def test_every_block_is_run_somewhere() -> None:
         assert (page, 0) in BLOCKS
         text = (Path(__file__).parent / file).read_text(encoding="utf-8")
         assert f"docs/{page}" in text.partition("\n")[0], "its first line says which page it runs"
+
+
+def test_pages_to_look_up_are_made_of_the_code() -> None:
+    for file, text in look_up.texts().items():
+        assert file.read_text(encoding="utf-8") == text, f"{file}: run python -m tools.look_up"
+
+
+def test_every_extra_is_on_the_page_of_installing() -> None:
+    text = (DOCS / "installing.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    rows = re.findall(r"(?m)^\| (`.*?) \|", text)
+    assert {x for row in rows for x in re.findall(r"`(\w+)`", row)} == {
+        *project["optional-dependencies"]
+    }
+    least = re.findall(r"\d+\.\d+", f"{project['requires-python']} {project['dependencies'][0]}")
+    assert "Python {} or later, torch {} or later".format(*least) in text
+    for page in SITE:  # it is on no index yet
+        assert "pip install 'yopo-torch" not in page.read_text(encoding="utf-8"), page
 
 
 KINDS = "python bibtex {code-cell} {eval-rst} {include} {literalinclude} {toctree}".split()
