@@ -47,6 +47,7 @@ os.environ["TTY_COMPATIBLE"] = "0"  # kernels ask rich for colours, and would ge
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_mock_imports = ["lightning", "transformers"]  # their callbacks need no more than a base
 autodoc_default_options = {"exclude-members": "__new__, __init__"}
 python_maximum_signature_line_length = 72
 python_use_unqualified_type_names = True
