@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import yopo
 from tests.conftest import Batch, convnet, grads
 from tests.pages import DOCS as FOLDER
-from tests.pages import ROOT, SITE, fenced, in_lines
+from tests.pages import ROOT, SITE, fenced, in_lines, prose
 from tests.tiny import PATIENCE
 from yopo import cli
 from yopo.attacks.names import parse_all
@@ -93,6 +93,13 @@ def test_files_that_a_page_names_are_there(name: str) -> None:
         assert to.is_file(), link
         heads = re.findall(r"(?m)^#+ (.*)$", to.read_text()) if anchor else []
         assert not anchor or anchor in {anchor_of(head) for head in heads}, link
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_pages_of_the_site_are_links(name: str) -> None:
+    """Not a file's name, which leads nowhere there."""
+    named = re.findall(r"`(?:docs/)?([\w/-]+\.md)[^`]*`", prose(PAGES[name]))
+    assert not [page for page in named if page in DOCS]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -236,6 +243,23 @@ def test_methods_cost_what_the_table_says(
     model = names["model"]
     assert isinstance(model, nn.Module)
     assert len(grads(model)) == len([*model.parameters()])
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_yopo_makes_one_pass_more_than_m(m: int, batch: Batch) -> None:
+    """As README, results and the first tutorial have it; with f0 affine no other passes."""
+    model, seen = convnet(), []
+    model.register_forward_hook(lambda *_: seen.append(1))
+    method = yopo.YOPO(model, yopo.Linf(0.1), m=m, n=3)
+    method.backward(*batch)  # the first batch also tells what f0 is
+    seen.clear()
+    out = method.backward(*batch)
+    assert len(seen) == m + 1
+    assert out.propagations == pytest.approx(m + 2 / 3)
+    for name in ("README.md", "results.md", "methods.md"):
+        assert re.search(r"makes m \+ 1\b", " ".join(PAGES[name].split()))
+    tutorial = " ".join(PAGES["tutorials/first.md"].split())
+    assert "YOPO-3-3: for each batch four passes through the whole network" in tutorial
 
 
 def test_the_table_has_all_its_rows() -> None:

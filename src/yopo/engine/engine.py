@@ -43,6 +43,8 @@ class Engine:
     gradients. After `yopo.exchange_gradients(optimizer)` several processes compile, the first of
     each machine before the others, and all go on alike; what they exchange is part of the CUDA
     graph with capture_exchange alone, which was not tried on GPUs.
+    ema: averaged after each step. precision: "bf16" casts the network's arithmetic, not its
+    weights. compile, capture: False leaves compiling, or the CUDA graph, out.
     say: gets the line that says what could not be made fast; the log by default.
     """
 

@@ -226,7 +226,7 @@ class Method(ABC):
 
 
 class AdversarialMethod(Method):
-    """A way to train against a threat."""
+    """A way to train against a threat. model, threat, loss, generator: as for `yopo.YOPO`."""
 
     threat: Threat
 

@@ -48,7 +48,7 @@ from yopo.runs.trainer import Trainer
 
 
 def configure(source: str | Path, *over: Tree) -> Config:
-    """The settings of a recipe or a YAML file, with others over them, the last on top.
+    """The settings of `source`, a recipe or a YAML file, with others over them, the last on top.
 
     With other epochs drops and warm-ups move along; with another radius the step does. A batch or
     a number of epochs that is given stays, whatever the recipe's `fit` says.
@@ -77,8 +77,8 @@ def method_configs(
 ) -> dict[str, Config]:
     """The same settings for several methods, named as "pgd-10" or "yopo-5-3".
 
-    under: settings that the methods' own lie over. most: propagations per image that each may
-    spend: as many epochs as these pay for.
+    source, over: as in `configure`. under: settings that the methods' own lie over. most:
+    propagations per image that each may spend: as many epochs as these pay for.
     """
     configs: dict[str, Config] = {}
     base = under or {}
@@ -128,7 +128,7 @@ def train_run(
     name: str | None = None,
     track: Track | None = None,
 ) -> Tree:
-    """Train in the folder `out`; return what stands in its result.
+    """Train as `config` says in the folder `out`; return what stands in its result.
 
     resume: go on from the newest checkpoint there, if there is one. device: by default a GPU if
     there is one. name: what lines of the log call the run; by default its method. watch: told of
@@ -193,11 +193,11 @@ def compare_runs(
     watch: Callable[[str], AbstractContextManager[Watcher]] | None = None,
     track: Track | None = None,
 ) -> dict[str, Tree]:
-    """Train each configuration in a folder of its name in `out`; return their results by name.
+    """Train each of `configs` in a folder of its name in `out`; return their results by name.
 
     All folders are checked before anything is trained. resume: go on with unfinished runs, and take
-    the results of finished ones. watch: opened with the name of each run. track: as in `train_run`,
-    a run of each tracker's for each.
+    the results of finished ones. watch: opened with the name of each run. device: as in
+    `train_run`, and track: a run of each tracker's for each.
     """
 
     def check() -> None:
@@ -298,16 +298,16 @@ def evaluate_run(
     """Attack the network of a run folder, or of a weights file, on its test set; write the result.
 
     weights: "best" (default) or "last", of a run folder. samples: test images, drawn with `seed`;
-    all by default. eps: by default the run's. step, batch, precision, compile, progress: as in
-    `yopo.evaluate`. examples: write the images found, too, and which classes were confused. radii:
-    a short PGD at others, too. trust, model_name, data_root, data_path: see `yopo.runs.saved.find`;
-    without the first two only our networks and timm's are built. settings: of a network that no run
-    made, whose weights file `run` is; see `yopo.runs.borrowed.borrow`. show: is given the result
-    first.
-    track: as in `train_run`; a tracker that was told of the training is told of this as the same
-    run: the accuracies, eight images without and under attack, the card. say: hears of trackers
-    that fail. together: all processes that torchrun started make this call, and share the work out
-    as in `yopo.evaluate`; the first one shows, writes and tells trackers.
+    all by default. eps: by default the run's. attacks, step, batch, precision, compile, progress:
+    as in `yopo.evaluate`. device: by default a GPU if there is one. examples: write the images
+    found, too, and which classes were confused. radii: a short PGD at others, too. trust,
+    model_name, data_root, data_path: see `yopo.runs.saved.find`; without the first two only our
+    networks and timm's are built. settings: of a network that no run made, whose weights file `run`
+    is; see `yopo.runs.borrowed.borrow`. show: is given the result first. track: as in `train_run`;
+    a tracker that was told of the training is told of this as the same run: the accuracies, eight
+    images without and under attack, the card. say: hears of trackers that fail. together: all
+    processes that torchrun started make this call, and share the work out as in `yopo.evaluate`;
+    the first one shows, writes and tells trackers.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """

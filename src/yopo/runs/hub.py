@@ -54,8 +54,9 @@ def push_run(
 
     Weights, settings, evaluation and model card; where data lie on this computer is left out. The
     newest evaluation of just these weights goes along; without one nothing is published, unless
-    `unevaluated` says so. revision: a branch. weights, trust, model_name: see
-    `yopo.runs.saved.find`. Who you are, the Hub knows from `hf auth login` or $HF_TOKEN.
+    `unevaluated` says so. revision: a branch. private: a repository that is made is not for all to
+    see. say: hears what is sent. weights, trust, model_name: see `yopo.runs.saved.find`. Who you
+    are, the Hub knows from `hf auth login` or $HF_TOKEN.
     """
     _check(repo, revision)
     hub = _package()
