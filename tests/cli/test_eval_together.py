@@ -20,7 +20,6 @@ from tests.runs.test_launch import children
 from tests.tiny import PATIENCE, as_one_of, command_line, in_two, wait_until
 from yopo.core import tensor_files
 from yopo.evaluation import network
-from yopo.runs import closeup
 
 __all__ = ["run"]
 
@@ -38,7 +37,6 @@ def evaluate(rank: int, port: int, out: str) -> None:
         return real(self, x)
 
     network.Network.forward = forward  # type: ignore[method-assign]
-    closeup.RADII = (0.5, 1.0)
     words = ["eval", f"{out}/run", *WORDS, "--save-examples", "--radii"]
     command_line(words, f"{out}/said-{rank}")
     assert not dist.is_initialized()
@@ -47,7 +45,7 @@ def evaluate(rank: int, port: int, out: str) -> None:
 
 def told(folder: Path) -> dict[str, Any]:
     """All of eval.json that is not a time."""
-    tree = json.loads((folder / "eval.json").read_text())
+    tree: dict[str, Any] = json.loads((folder / "eval.json").read_text())
     del tree["sha256"]
     for attack in tree["attacks"].values():
         del attack["seconds"]
@@ -62,7 +60,6 @@ def test_two_processes_write_what_one_writes(
 ) -> None:
     alone, threads = tmp_path / "alone", torch.get_num_threads()
     shutil.copytree(run, alone)
-    monkeypatch.setattr(closeup, "RADII", (0.5, 1.0))
     torch.set_num_threads(1)  # as there: what is added up in another order rounds otherwise
     try:
         assert yopo(monkeypatch, "eval", alone, *WORDS, "--save-examples", "--radii") == 0
@@ -111,9 +108,12 @@ def test_who_is_interrupted_or_killed_ends_all_and_one_process_goes_on(
     assert len(before) > 4
     written: list[Path] = []
     save = tensor_files.save_weights
-    monkeypatch.setattr(
-        tensor_files, "save_weights", lambda path, *how: written.append(path) or save(path, *how)
-    )
+
+    def noted(path: Path, state: tensor_files.Tensors, metadata: dict[str, str]) -> None:
+        written.append(path)
+        save(path, state, metadata)
+
+    monkeypatch.setattr(tensor_files, "save_weights", noted)
     assert yopo(monkeypatch, *words) == 0
     assert written
     assert not {*written} & before  # no finished batch was attacked again

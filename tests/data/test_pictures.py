@@ -4,6 +4,7 @@ import hashlib
 import os
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,7 +123,12 @@ def test_a_large_folder_is_listed_once_and_in_little_memory(
         for i in range(100):
             (tmp_path / f"{k:02d}" / f"{i:010d}.png").touch()
     looked, real = list[object](), os.stat
-    monkeypatch.setattr(os, "stat", lambda path, **how: looked.append(path) or real(path, **how))
+
+    def stat(path: Any, **how: Any) -> os.stat_result:
+        looked.append(path)
+        return real(path, **how)
+
+    monkeypatch.setattr(os, "stat", stat)
     names = classes_in(tmp_path)
     tracemalloc.start()
     try:
