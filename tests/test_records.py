@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from yopo.report.records import read_runs
 from yopo.runs.api import method_configs
 from yopo.runs.folder import read_config, read_result
 from yopo.runs.overlay import Tree
-from yopo.runs.recipes import REACHED, recipe
+from yopo.runs.recipes import REACHED, Reached, recipe
 
 ROOT = Path(__file__).parent.parent
 DEMO = ("natural", "pgd-10", "yopo-3-5")
@@ -513,31 +514,66 @@ def test_the_demos_page_says_the_same_of_every_seed(seed: int) -> None:
     assert theirs["robust"] < low, "by more than these images leave to chance"
 
 
-def test_what_the_recipes_promise_was_measured() -> None:
-    for name, told in REACHED.items():
-        where, _, row = told.where.partition(" ")
-        run = ROOT / "records" / where
-        files = (f"{run.name}.json", "model-last.eval.json", "eval.json")
-        found = json.loads(next(run / f for f in files if (run / f).exists()).read_text())
-        if row:  # of a table of the paper
-            of = found["rows"][row]
-            assert TABLES[found["table"]].recipes[row] == name
-            shares = [of["accuracy"].get(k, {}).get("mean") for k in ("clean", "worst case")]
-            seconds = of["recipe_seconds"]
-            runs = [run / f"{folder(row)}-seed-{s}" for s in of["seeds"]]
-            devices = {read_result(one)["environment"]["hardware"] for one in runs}
-        else:
-            shares = [found["accuracy"]["clean"], found["worst"]["accuracy"]]
-            result = read_result(run)
-            counts = name != "demo"  # of a CPU the accuracies alone, says records/README.md
-            seconds = result["train_seconds"] if counts else None
-            devices = {result["environment"]["hardware"]} if counts else {"NVIDIA H200"}
+def column(attacks: Iterable[str], how: str = "") -> str:
+    """Of what `yopo recipes` shows, where the worst case over attacks belongs."""
+    kinds = {re.sub(r"-\d+$", "", a) for a in (*attacks, *how.removeprefix("over ").split(", "))}
+    kinds -= {"clean", ""}
+    return "pgd_cw" if kinds == {"pgd", "cw"} else " ".join(sorted(kinds))
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_what_the_recipes_promise_was_measured(name: str) -> None:
+    """AutoAttack where it was made, and PGD with CW beside it, never in its place."""
+    told = REACHED[name]
+    table = re.fullmatch(r"(reproduction/table\d) (.+)", told.where)
+    shares: dict[str, tuple[float, int]] = {}  # and of how many images
+    if table:
+        folder_, row = ROOT / "records" / table[1], table[2]
+        found = json.loads((folder_ / f"{folder_.name}.json").read_text())
+        of = found["rows"][row]
+        assert TABLES[found["table"]].recipes[row] == name
+        for attack, a in of["accuracy"].items():
+            shown = {"worst case": column([], a["how"])} if a else {}
+            if a and attack in ("clean", "worst case", "autoattack"):
+                shares[shown.get(attack, attack)] = a["mean"], a["images"]
+        seconds = of["recipe_seconds"]
+        runs = [folder_ / f"{folder(row)}-seed-{s}" for s in of["seeds"]]
+        devices = {read_result(one)["environment"]["hardware"] for one in runs}
+    else:
+        runs = [ROOT / "records" / where for where in told.where.split(", ")]
+        for run in reversed(runs):  # what the first has, it says
+            file = next(f for f in ("model-last.eval.json", "eval.json") if (run / f).exists())
+            found = json.loads((run / file).read_text())
+            images = found["about"]["images"]
+            shares["clean"] = found["accuracy"]["clean"], images
+            shares[column(found["attacks"])] = found["worst"]["accuracy"], images
             assert trained(read_config(run)) == trained(recipe(name))
-        assert devices == {"NVIDIA H200"}
-        assert (told.seconds is None) == (seconds is None)
-        assert told.seconds is None or round(seconds) == told.seconds
-        written = [told.clean, told.worst]
-        assert written == [None if s is None else round(100 * s, 1) for s in shares], name
+        result = read_result(runs[0])
+        counts = name != "demo"  # of a CPU the accuracies alone, says records/README.md
+        seconds = result["train_seconds"] if counts else None
+        devices = {result["environment"]["hardware"]} if counts else {"NVIDIA H200"}
+    assert devices == {"NVIDIA H200"}
+    assert told.seconds == (None if seconds is None else round(seconds))
+    assert shares.keys() <= {"clean", "pgd_cw", "autoattack"}
+    for of, written in zip(Reached._fields[1:4], told[1:4], strict=True):
+        share, images = shares.get(of, (None, 10_000))
+        assert written == (None if share is None else round(100 * share, 1)), of
+        assert (of in told.few) == (images <= 1000), of
+
+
+def test_every_autoattack_of_a_recipes_own_run_is_shown() -> None:
+    """A run of a recipe, as it is, that AutoAttack was made on: the list does not leave it out."""
+    for file in sorted((ROOT / "records").rglob("*eval.json")):
+        found = json.loads(file.read_text())
+        if (
+            "autoattack" not in found.get("attacks", {})
+            or not (file.parent / "config.yaml").exists()
+        ):
+            continue
+        config = trained(read_config(file.parent)) | {"seed": 0}
+        for name, told in REACHED.items():
+            if config == trained(recipe(name)):
+                assert told.autoattack is not None, f"{name}: {file}"
 
 
 def test_costs_grow_as_the_page_says(float32: None) -> None:

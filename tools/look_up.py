@@ -64,11 +64,12 @@ def _commands() -> Iterator[str]:
 
 def _recipes() -> Iterator[str]:
     """The rows of a table."""
-    yield "| recipe | network | training | clean | attacked |"
-    yield "|---|---|---|---|---|"
+    yield "| recipe | network | training | clean | PGD, CW | AutoAttack |"
+    yield "|---|---|---|---|---|---|"
     for about, rows in listed():
-        yield f"| *{about}* | | | | |"
-        yield from (f"| `{name}` | {' | '.join(cells)} |" for name, *cells in rows)
+        yield f"| *{about}* | | | | | |"
+        for name, *cells in rows:
+            yield f"| `{name}` | {' | '.join(cell.strip() for cell in cells)} |"
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def failing(rank: int, where: int) -> dict[str, Any]:
 
     net, twin = network(), network()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("yopo.engine.engine.compiled_form", form)
+        patch.setattr("yopo.engine.ready.compiled_form", form)
         engine = by_engine(net, METHODS["yopo"], rank, said)
     plainly(twin, METHODS["yopo"], rank)
     return {
@@ -155,12 +155,12 @@ def staged(rank: int, broken: int | None) -> dict[str, Any]:
     engine = yopo.Engine(method, optimizer, compile=False, capture_exchange=True, say=said.append)
     engine.step(*batch(rank, 0))
     sent = list[int]()
-    before, real, together = weights(net), dist.all_reduce, engine._together
+    before, real, together = weights(net), dist.all_reduce, engine._ready.together
 
     class Graph:
         def replay(self) -> None:
             capture = engine._capture
-            capture._out = engine._work(engine._fast, capture._x, capture._y)
+            capture._out = engine._steps.take(engine._steps.fast, capture._x, capture._y)
 
     @contextmanager
     def record(*_: object, **__: object) -> Iterator[None]:
@@ -190,8 +190,8 @@ def staged(rank: int, broken: int | None) -> dict[str, Any]:
         patch.setattr(torch.cuda, "graph", record)
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
         patch.setattr(dist, "all_reduce", all_reduce)
-        patch.setattr(engine, "_together", stage)
-        engine._try_to_capture(*batch(rank, 0))
+        patch.setattr(engine._ready, "together", stage)
+        engine._ready.record(*batch(rank, 0))
     unchanged = all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     captured = engine.captured
     engine.step(*batch(rank, 1))

@@ -147,8 +147,8 @@ def as_a_file(name: str, folder: Path, *more: str) -> None:
 
 def started(run: list[str], folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """A program with these sources, its tools those beside this Python."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
-    env |= {"OMP_NUM_THREADS": "1"}
+    path = [str(ROOT), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
     return subprocess.run(
         run, env=env, cwd=folder, capture_output=True, text=True, timeout=PATIENCE

@@ -81,7 +81,14 @@ def stage(
     folder: Path, way: str, stop_at: tuple[int, int] | None, over: Tree = WHOLE
 ) -> yopo.runs.trainer.Trainer:
     """Go on with a run until it is stopped in the middle of an epoch, or to its end."""
-    yopo.runs.trainer.CHECK_EVERY = 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yopo.runs.trainer, "CHECK_EVERY", 1)
+        return _stage(folder, way, stop_at, over)
+
+
+def _stage(
+    folder: Path, way: str, stop_at: tuple[int, int] | None, over: Tree
+) -> yopo.runs.trainer.Trainer:
     trainer = tiny_trainer(folder, over | {"parallel": way if way != "alone" else "flat"})
     trainer.resume()
     real, batches = trainer._step, trainer.loader.epoch

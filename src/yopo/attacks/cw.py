@@ -10,8 +10,10 @@ from yopo.core.losses import margin
 from yopo.core.parallel import own_passes
 from yopo.core.propagation import NO_WAY_BACK
 from yopo.core.threat import Threat
+from yopo.core.undo import surely
 
 
+@surely
 @own_passes()
 def cw(
     model: nn.Module,

@@ -14,6 +14,7 @@ from yopo.core.losses import margin
 from yopo.core.parallel import own_passes
 from yopo.core.propagation import propagate
 from yopo.core.threat import Threat
+from yopo.core.undo import surely
 
 LOSSES: dict[str, PerSample] = {
     "cross-entropy": partial(F.cross_entropy, reduction="none"),
@@ -21,6 +22,7 @@ LOSSES: dict[str, PerSample] = {
 }
 
 
+@surely
 @own_passes()
 def pgd(
     model: nn.Module,

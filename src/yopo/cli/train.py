@@ -83,7 +83,7 @@ def train(args: argparse.Namespace, typed: Tree, written: Tree) -> None:
         raise ValueError("expected a folder for the run: --out DIR")
     name = config.method.name
     how = {"resume": args.resume, "device": args.device, "track": args.track}
-    with watched(name, config.epochs, args.out) as screen:
+    with watched(name, args.out) as screen:
         result = train_run(config, args.out, watch=screen, **how)
     if result:  # in the first process
         console = Terminal()

@@ -91,8 +91,6 @@ def first_line(what: str, tree: Tree, out: Path, *, methods: str | None = None) 
     words = [methods or _method(method, said)]
     words += [f"{norm} eps {fraction(eps) if isinstance(eps, float) else eps}"] if eps else []
     words += [str(part["name"]) for part in (data, model) if "name" in part]
-    if (many := tree.get("epochs")) is not None:
-        words.append(f"{many} epoch{'s' * (str(many) != '1')}")
     Terminal().say(f"{what}: {', '.join(filter(None, words))}; into {out}")
 
 
@@ -111,9 +109,9 @@ def as_written(recipe: str, config: Path | None, typed: Tree) -> Tree:
 
 
 @contextmanager
-def watched(title: str, epochs: int, out: Path) -> Iterator[Screen]:
+def watched(title: str, out: Path) -> Iterator[Screen]:
     """A screen for one training; where that is stopped, say how to go on, and leave."""
-    screen = Screen(title, epochs, quiet=rank() > 0)
+    screen = Screen(title, quiet=rank() > 0)
     try:
         with screen.bars:
             yield screen

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
 
 from yopo.core.exchange import withheld
-from yopo.core.frozen import forked_rng
+from yopo.core.frozen import fill, forked_rng
+from yopo.core.undo import Undo
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
 from yopo.methods.base import Method, Step
@@ -52,24 +53,23 @@ class Rehearsal:
         """Put weights, statistics, momentum, averages and random numbers back after the block."""
         models: list[nn.Module] = [self._method.model, *([self._ema.model] if self._ema else [])]
         modules = [m for model in models for m in model.modules()]
-        buffers = [(m, k, b) for m in modules for k, b in m._buffers.items() if b is not None]
+        buffers = [(m, dict(m._buffers.items())) for m in modules]
         parameters = [*self.parameters, *(p for model in models for p in model.parameters())]
         there = set(self._carried.tensors)
-        kept = [*parameters, *(b for *_, b in buffers), *self._state()]
+        values = (b for _, own in buffers for b in own.values() if b is not None)
+        kept = [*parameters, *values, *self._state()]
         saved = [t.detach().clone() for t in kept]
         states = {p: dict(state) for p, state in self._optimizer.state.items()}
         grads = [p.grad for p in parameters]
         own = self._method.generator
         drawn = own.get_state() if own else None
-        for p in parameters:
-            p.grad = None
-        try:
-            with forked_rng(x):
-                yield
-        finally:
-            for module, name, buffer in buffers:
-                self.exchanges_buffers |= module._buffers[name] is not buffer
-                module._buffers[name] = buffer
+
+        def put_back() -> None:
+            for module, before in buffers:
+                now = dict(module._buffers.items())
+                same = now.keys() == before.keys() and all(now[k] is before[k] for k in now)
+                self.exchanges_buffers |= not same
+                fill(module._buffers, before)
             with torch.no_grad():
                 for tensor, value in zip(kept, saved, strict=True):
                     tensor.copy_(value)
@@ -80,6 +80,11 @@ class Rehearsal:
                 p.grad = grad
             if own and drawn is not None:
                 own.set_state(drawn)
+
+        with Undo(put_back), forked_rng(x):
+            for p in parameters:
+                p.grad = None
+            yield
 
     def _forget(self, states: dict[Tensor, dict[str, Any]]) -> None:
         """Put the optimizer's state back; what is new since begins at zero, or anew."""

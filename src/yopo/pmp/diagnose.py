@@ -20,6 +20,7 @@ from yopo.core.frozen import eval_mode, untouched
 from yopo.core.parallel import own_passes
 from yopo.core.propagation import ATTACK_ONLY, FULL
 from yopo.core.threat import L2, Linf, Threat
+from yopo.core.undo import surely
 from yopo.pmp.adversary import FirstLayer, descend, lbfgs_argmin, linear_argmin
 from yopo.pmp.dynamics import Dynamics
 from yopo.pmp.layers import NO_LAYERS, SharedError
@@ -74,6 +75,7 @@ class Diagnosis:
         return asdict(self)
 
 
+@surely
 @own_passes()
 def diagnose(
     model: nn.Module,

@@ -23,7 +23,7 @@ from yopo.evaluation.suite import Tell
 from yopo.runs import closeup, evaluating, folder, state
 from yopo.runs.alone import alone_in
 from yopo.runs.build import build_data, out_of_reach, propagations
-from yopo.runs.distributed import pick_device
+from yopo.runs.distributed import pick_device, seen_by_first, start
 from yopo.runs.evaluating import Evaluation
 from yopo.runs.fitting import fitted, misfits_in_a_sentence, said_of
 from yopo.runs.hub import local
@@ -138,12 +138,14 @@ def train_run(
     In the main thread, the first Ctrl-C, SIGTERM or SIGHUP finishes the step, saves, and raises
     `yopo.runs.progress.StopRequested`. A training that collapses for good is a RuntimeError.
     """
-    refuse_taken(out, resume=resume)
+    chosen = pick_device(device)
+    start(chosen)  # what the first process sees in the folder counts
+    seen_by_first(lambda: refuse_taken(out, resume=resume))
     watch = Told(watch or Logged())
     tracking = Tracking(track or (), out, out.name, config.tree(), watch.say)
-    chosen = pick_device(device)
     data = build_data(config.data)
     config = fitted(config, data)
+    watch.begin(config.epochs)
     trainer = Trainer(config, data, out, watch, chosen)
     if trainer.learner.rank == 0:
         watch.tracking = tracking
@@ -196,18 +198,23 @@ def compare_runs(
     the results of finished ones. watch: opened with the name of each run. device: as in
     `train_run`, and track: a run of each tracker's for each.
     """
-    for name, config in configs.items():
-        path = out / name
-        if resume and folder.is_finished(path):
-            there = validate(folder.read_settings(path, run=True))
-            mine = fitted(config, build_data(config.data)) if config.fit else config
-            refuse_another(path, what_counts(there), what_counts(mine))
-        else:
-            refuse_taken(path, resume=resume)
+
+    def check() -> None:
+        for name, config in configs.items():
+            path = out / name
+            if resume and folder.is_finished(path):
+                there = validate(folder.read_settings(path, run=True))
+                mine = fitted(config, build_data(config.data)) if config.fit else config
+                refuse_another(path, what_counts(there), what_counts(mine))
+            else:
+                refuse_taken(path, resume=resume)
+
+    start(pick_device(device))
+    seen_by_first(check)
     results: dict[str, Tree] = {}
     for name, config in configs.items():
         with watch(name) if watch else nullcontext(Logged()) as watcher:
-            done = _result(out / name, watcher) if resume else None
+            done = seen_by_first(lambda: _result(out / name, watcher)) if resume else None  # noqa: B023
             how: Tree = {"resume": resume, "device": device, "track": track}
             results[name] = done or train_run(config, out / name, watch=watcher, name=name, **how)
     return results
@@ -304,7 +311,8 @@ def evaluate_run(
     whose |= {"model_name": model_name, "data_root": data_root, "data_path": data_path}
     saved = evaluating.check(run := local(run), attacks, **whose)
     place = folder.tracked_in(run)
-    tracking = Tracking(track or (), place, place.name, saved.config.tree(), say or Logged().say)
+    told, say = saved.config.tree(), say or Logged().say
+    tracking = Tracking(track or (), place, place.name, told, say, here=not trust)
     arrays = load_data(saved)
     pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)
     model = load_model(saved, arrays).to(pick_device(device))

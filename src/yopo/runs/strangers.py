@@ -9,7 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from yopo.runs.build import NETWORKS, build_model, build_network
+from yopo.data import Sources
+from yopo.data.listing import look_into
+from yopo.runs.build import NETWORKS, build_data, build_model, build_network
+from yopo.runs.images import DataSet, workers
 from yopo.runs.sections import DataConfig, ModelConfig
 
 # timm's names of architectures, with the tag of their training; no hf-hub:, local-dir: or path.
@@ -32,6 +35,7 @@ TIMM = {
     **dict.fromkeys(("qkv_bias", "qk_norm", "fc_norm", "dynamic_img_size"), 1),
 }
 Shape = tuple[int, ...]
+PIXELS = TIMM["img_size"] ** 2  # of an image
 LARGEST = 1_000_000  # a number among the options of our own networks
 LONGEST = 16  # numbers in a list
 
@@ -58,13 +62,47 @@ def check(config: ModelConfig) -> None:
             )
 
 
-def check_data(config: DataConfig) -> None:
-    """Refuse data that are none of ours: a function would have to be called for them."""
+def bounded(config: DataConfig) -> DataConfig:
+    """With no more processes than this machine would start by itself."""
+    if config.workers is None:
+        return config
+    return config.model_copy(update={"workers": min(config.workers, workers(DataConfig()))})
+
+
+def load_data(config: DataConfig) -> DataSet:
+    """The data, if they are ours: for others a function would have to be called.
+
+    How much of them is in memory is this machine's affair, but for the pictures of a folder that
+    are not split: it decides which of them are the test set.
+    """
     if ":" in config.name:
         raise ValueError(
             f"the run names its data {config.name}, which was not imported: a file may name our "
             "data sets, no code. If you trust it, say --trust"
         )
+    _check_sides(config.size or 0, config.size or 0)
+    data = build_data(config.model_copy(update={"resident": config.resident and None}))
+    _check_sides(*data.pictures.shape[1:])
+    _check_sides(*data.test.shape[1:])
+    if config.resident and isinstance(data, Sources) and _is_drawn(config):
+        raise ValueError(
+            "the run drew its test set while all pictures were in memory (data.resident), for "
+            "which they are too many here. If you trust it, say --trust"
+        )
+    return data
+
+
+def _check_sides(height: int, width: int) -> None:
+    if height * width > PIXELS:
+        raise ValueError(
+            f"the run's images have {height}x{width} pixels, and a file may ask for {PIXELS:,} at "
+            "most. If you trust it, say --trust"
+        )
+
+
+def _is_drawn(config: DataConfig) -> bool:
+    """Whether a folder has one set of pictures, of which some are drawn to test on."""
+    return config.root is not None and look_into(config.root).test is None
 
 
 def build(
