@@ -69,7 +69,8 @@ def _recipes() -> Iterator[str]:
     for about, rows in listed():
         yield f"| *{about}* | | | | | |"
         for name, *cells in rows:
-            yield f"| `{name}` | {' | '.join(cell.strip() for cell in cells)} |"
+            plain = (cell.strip().replace("*", r"\*") for cell in cells)
+            yield f"| `{name}` | {' | '.join(plain)} |"
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def run(_args: argparse.Namespace, rest: list[str]) -> None:
     )
 
 
-def listed() -> Iterator[tuple[str, list[list[str]]]]:
-    """What recipes of one kind are, and of each its name, network, time and accuracies."""
+def listed() -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """What recipes of one kind are, and of each its name, network, time and three accuracies."""
     from yopo.runs.recipes import REACHED, RECIPES, Reached
 
     for kind, group in groupby(RECIPES.items(), lambda item: item[1][0].partition(":")[0]):
@@ -51,7 +51,7 @@ def listed() -> Iterator[tuple[str, list[list[str]]]]:
             told = REACHED.get(name, Reached(None, None, None, None, ""))
             took = "–" if told.seconds is None else _duration(told.seconds)
             shares = (_share(told, of) for of in ("clean", "pgd_cw", "autoattack"))
-            rows.append([name, tree["model"]["name"], took, *shares])
+            rows.append((name, tree["model"]["name"], took, *shares))
         yield alike[0][1][0] if len(alike) == 1 else kind, rows
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from yopo.core.random import mix
 from yopo.data.folders import check_sizes, placed, said_of_split
-from yopo.data.formats import Box, Bytes, check_side, read_picture
+from yopo.data.formats import REPAIR, Box, Bytes, check_side, read_picture
 from yopo.data.listing import Chosen, Listed, look_into
 from yopo.data.source import Sources
 from yopo.data.sources import Arrays, load
@@ -77,7 +77,8 @@ class Folder:
         except ValueError as error:
             if not self._replaces:
                 raise
-            notes.append(f"{error}; another picture of its class stands for it")
+            why = str(error).removesuffix(REPAIR)
+            notes.append(f"{why}; another picture of its class stands for it")
         alike = (self.labels == self.labels[row]).nonzero().flatten().tolist()
         at = alike.index(row)
         for other in alike[at + 1 :] + alike[:at]:

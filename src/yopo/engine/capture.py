@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
 
-from yopo.core.exchange import withheld
+from yopo.core.exchange import exchanges, withheld
 from yopo.core.frozen import fill, forked_rng
+from yopo.core.parallel import is_several
 from yopo.core.undo import Undo
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
@@ -20,8 +21,12 @@ Work = Callable[[Tensor, Tensor], Step]
 T = TypeVar("T")
 
 
+class CutOffError(RuntimeError):
+    """It may not have sent what others wait for, so that nothing more can be agreed on."""
+
+
 class Agree(Protocol):
-    """Does what may fail; an error in one process is raised in all."""
+    """Does what may fail; an error in one process is raised in all, but one that cut it off."""
 
     def __call__(self, work: Callable[[], T]) -> T:
         """What work finds."""
@@ -141,7 +146,7 @@ class Capture:
                 raise ValueError("the network puts new tensors in the place of its buffers")
 
         def expect() -> tuple[Tensor, Tensor]:
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(side), self._sending():
                 return rehearsal(rehearse, self._x, self._y)
 
         def capture() -> torch.cuda.CUDAGraph:
@@ -158,6 +163,19 @@ class Capture:
         agree(lambda: self._compare(graph, x, expected, there))
         self.keep(graph)
 
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        """The block exchanges gradients; what fails in it, the other processes cannot be told."""
+        try:
+            yield
+        except Exception as error:
+            if not (exchanges(self._optimizer) and is_several()):
+                raise
+            raise CutOffError(
+                f"a step failed where the processes exchange gradients ({error}), and the others "
+                "may wait for what it did not send; start again without capture_exchange"
+            ) from error
+
     def _compare(
         self, graph: torch.cuda.CUDAGraph, x: Tensor, expected: Tensor, there: Tensor
     ) -> None:
@@ -165,7 +183,8 @@ class Capture:
         assert self._out is not None
         rehearsal = self.rehearsal
         with rehearsal.no_trace(x):
-            graph.replay()
+            with self._sending():
+                graph.replay()
             loss = self._out.loss.clone()
             reached = rehearsal.weights()
         if not torch.allclose(loss, expected, rtol=1e-2, atol=1e-3, equal_nan=True):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yopo
+from yopo.core.crew import ALONE
 from yopo.evaluation.network import Precision
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Tell
@@ -292,6 +293,7 @@ def evaluate_run(
     show: Callable[[Result], None] | None = None,
     track: Track | None = None,
     say: Callable[[str], None] | None = None,
+    together: bool = False,
 ) -> Evaluation:
     """Attack the network of a run folder, or of a weights file, on its test set; write the result.
 
@@ -303,40 +305,42 @@ def evaluate_run(
     networks and timm's are built. settings: of a network that no run made, whose weights file `run`
     is; see `yopo.runs.borrowed.borrow`. show: is given the result first. track: as in `train_run`;
     a tracker that was told of the training is told of this as the same run: the accuracies, eight
-    images without and under attack, the card. say: hears of trackers that fail.
+    images without and under attack, the card. say: hears of trackers that fail. together: all
+    processes that torchrun started make this call, and share the work out as in `yopo.evaluate`;
+    the first one shows, writes and tells trackers.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
     whose: dict[str, Any] = {"weights": weights, "eps": eps, "trust": trust, "settings": settings}
     whose |= {"model_name": model_name, "data_root": data_root, "data_path": data_path}
     saved = evaluating.check(run := local(run), attacks, **whose)
-    place = folder.tracked_in(run)
-    told, say = saved.config.tree(), say or Logged().say
-    tracking = Tracking(track or (), place, place.name, told, say, here=not trust)
-    arrays = load_data(saved)
-    pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)
-    model = load_model(saved, arrays).to(pick_device(device))
-    written = folder.EvaluationFiles.of(run).checked()
+    how: Tree = {"batch": batch, "seed": seed, "precision": precision, "step": step}
+    how |= {"compile": compile, "examples": examples, "progress": progress, "together": together}
+    chosen = pick_device(device)
+    crew = evaluating.crew_on(chosen) if together else ALONE
+    with crew.all_or_none():
+        place, told = folder.tracked_in(run), track if crew.rank == 0 and track else ()
+        tree, say = saved.config.tree(), say or Logged().say
+        tracking = Tracking(told, place, place.name, tree, say, here=not trust)
+        arrays = load_data(saved)
+        pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)
+        model = load_model(saved, arrays).to(chosen)
+        written = folder.EvaluationFiles.of(run).checked()
     result = yopo.evaluate(
         model,
         pictures,
         threat := evaluating.choose_threat(saved.config, eps),
         attacks,
-        batch=batch,
-        seed=seed,
-        precision=precision,
-        step=step,
-        compile=compile,
-        examples=examples,
         state=written.state,
-        progress=progress,
         about=evaluating.words(saved, model, drawn),
         workers=(readers := workers(saved.config.data)),
+        **how,
     )
-    if show is not None:
+    if show is not None and crew.rank == 0:
         show(result)
-    seen = closeup.Seen(model, pictures, arrays.names, threat, result, batch, readers)
-    done = evaluating.write(written, result, run, closeup.look(seen, written, examples, radii))
+    seen = closeup.Seen(model, pictures, arrays.names, threat, result, batch, readers, crew)
+    more = closeup.look(seen, written, examples, radii)
+    done = evaluating.write(written, result, run, more, crew)
     if tracking:
         evaluated(tracking, seen, saved.config.epochs)
     return done

@@ -99,8 +99,9 @@ def _known_to_timm(settings: Tree) -> Tree:
                 f"{name} wants its pictures cut as {cfg.crop_mode!r}, which yopo does not; give "
                 "them ready, as --data.name npz"
             )
-        size = int(data.get("size", cfg.input_size[-1]))
-        tree["data"] = {"size": size, "resize": math.floor(size / (cfg.crop_pct or CROP))}
+        size = int(data.get("size", (cfg.test_input_size or cfg.input_size)[-1]))
+        crop = cfg.test_crop_pct or cfg.crop_pct or CROP
+        tree["data"] = {"size": size, "resize": math.floor(size / crop)}
         tree["data"]["interpolation"] = cfg.interpolation or "bilinear"
     return tree
 

@@ -38,7 +38,7 @@ NEAR = 1e-3  # of the largest logit: what another order of sums may change
 STEPS, BATCH, COMPARED = 20, 50, 16
 WORDS = (
     *("class_names", "image_shape", "input", "output", "model", "method", "data", "threat"),
-    *("accuracy", "accuracy_from", "weights_sha256", "made_by"),
+    *("accuracy", "accuracy_from", "accuracy_under", "weights_sha256", "made_by"),
 )
 Judge = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> logits (B, classes)
 
@@ -114,6 +114,8 @@ def export_run(
 def about(run: Path, saved: Saved, images: DataSet) -> dict[str, str]:
     """What stands in the file, each a text; what is more than a word is JSON."""
     config, known = saved.config, accuracies(run, saved)
+    trained = {"name": config.threat.name, "eps": config.threat.eps}
+    evaluated = known.evaluation if known else None  # maybe at another radius
     words: dict[str, Any] = {
         "class_names": images.names,
         "image_shape": [*images.test.shape],
@@ -123,9 +125,10 @@ def about(run: Path, saved: Saved, images: DataSet) -> dict[str, str]:
         "model": config.model.name,
         "method": config.method.name,
         "data": config.data.name,
-        "threat": {"name": config.threat.name, "eps": config.threat.eps},
+        "threat": trained,
         "accuracy": known.accuracy if known else {},
         "accuracy_from": f"{known.file}, {known.images} images" if known else "not measured",
+        "accuracy_under": {**trained, **({"eps": evaluated["about"]["eps"]} if evaluated else {})},
         "weights_sha256": files.file_digest(saved.weights),
         "made_by": f"yopo-torch {yopo.__version__}",
     }
