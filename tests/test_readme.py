@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.distributed.run import get_args_parser
 from torch.utils.data import DataLoader, TensorDataset
 
 import yopo
@@ -172,6 +173,39 @@ def check_typed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if words[0] == "eval":
         assert parse_all(args.attacks)
     assert command.EXAMPLES
+
+
+TOOLS = ("torchrun", "python", "bash", "accelerate launch", "fabric run")
+STARTED = re.compile(
+    rf"(?m)^(?:srun |timeout .*?\d |\w+=\w+ )?({'|'.join(TOOLS)}) ([^#\n]+)",
+)
+
+
+def started() -> list[tuple[str, str, str]]:
+    """The lines of pages that start a program of ours otherwise: page, with what, the words."""
+    blocks = [(name, block) for name, page in PAGES.items() for block in fenced(page)]
+    lines = [(name, block.replace("\\\n", " ")) for name, block in blocks]
+    return [(name, *found) for name, block in lines for found in STARTED.findall(block)]
+
+
+def test_there_are_programs_started_otherwise() -> None:
+    assert {tool for _, tool, _ in started()} == {*TOOLS}
+
+
+@pytest.mark.parametrize(("name", "tool", "line"), started())
+def test_what_other_programs_start_is_there(name: str, tool: str, line: str) -> None:
+    """A module of ours, a file of the repository, or one that a block of the page is."""
+    words = shlex.split(line)
+    if tool == "torchrun":  # by its own parser
+        args = get_args_parser().parse_args(words)
+        words = [*["-m"] * args.module, args.training_script]
+    if "-m" in words:
+        module = words[words.index("-m") + 1].replace(".", "/")
+        assert module == "yopo" or (ROOT / f"{module}.py").is_file()
+        return
+    file = next(word for word in words if re.search(r"\.(py|sh)$", word))
+    blocks = fenced(PAGES[name], "python")
+    assert (ROOT / file).is_file() or f"# {file}" in [block.split("\n")[0] for block in blocks]
 
 
 def test_own_pictures_as_the_readme_says(tmp_path: Path) -> None:
