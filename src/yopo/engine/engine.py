@@ -99,6 +99,13 @@ class Engine:
         """Whether steps run a compiled network."""
         return self._steps.compiled
 
+    def __repr__(self) -> str:
+        """As Engine(YOPO(...), SGD, EMA(ResNet, decay=0.998), bf16, captured)."""
+        how = "captured" if self.captured else "compiled" if self.compiled else "plain"
+        parts = [self.method, type(self.optimizer).__name__, *([self.ema] if self.ema else [])]
+        parts += [self.options.precision, how if self._watched else "no step yet"]
+        return f"Engine({', '.join(map(str, parts))})"
+
     # ------------------------------------------------------------ saving
 
     def state_dict(self) -> dict[str, Any]:
