@@ -142,7 +142,9 @@ def lost_others_are_named() -> Iterator[None]:
         inside, first = Path(dist.__file__).parent, str(error).partition("\n")[0]
         frames = traceback.extract_tb(error.__traceback__)
         # What DistributedDataParallel meets it meets in a backward pass, outside of that folder.
-        lost = ("gloo" in first and first[0] == "[") or type(error).__module__ == "torch.distributed"
+        lost = ("gloo" in first and first[0] == "[") or type(
+            error
+        ).__module__ == "torch.distributed"
         if not lost and not any(Path(f.filename).is_relative_to(inside) for f in frames):
             raise
         raise RuntimeError(
