@@ -1,5 +1,6 @@
 """A folder of pictures that are decoded when their turn comes."""
 
+import copy
 import hashlib
 import math
 import os
@@ -65,6 +66,12 @@ class Folder:
             name, first = self._names[first:end], end
             sha.update(b"%s %d\n" % (name, os.stat(os.path.join(folder, name)).st_size))
         return sha.hexdigest()
+
+    def sized(self, side: int) -> "Folder":
+        """The same pictures, brought to another side."""
+        other = copy.copy(self)  # names and labels are shared
+        other._size, other.shape = side, (3, side, side)
+        return other
 
     def read(self, rows: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) uint8 of these rows (B,): the shorter side to size, the centre."""

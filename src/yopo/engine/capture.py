@@ -12,7 +12,7 @@ from yopo.core.exchange import withheld
 from yopo.core.frozen import forked_rng
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
-from yopo.methods.base import Method, Step
+from yopo.methods.base import Method, Step, carried_over
 
 WARM_UP = 3  # steps before the capture, as torch asks for
 Work = Callable[[Tensor, Tensor], Step]
@@ -54,7 +54,7 @@ class Rehearsal:
         modules = [m for model in models for m in model.modules()]
         buffers = [(m, k, b) for m in modules for k, b in m._buffers.items() if b is not None]
         parameters = [*self.parameters, *(p for model in models for p in model.parameters())]
-        there = set(self._carried.tensors)
+        there = dict(self._carried.tensors)
         kept = [*parameters, *(b for *_, b in buffers), *self._state()]
         saved = [t.detach().clone() for t in kept]
         states = {p: dict(state) for p, state in self._optimizer.state.items()}
@@ -74,8 +74,9 @@ class Rehearsal:
                 for tensor, value in zip(kept, saved, strict=True):
                     tensor.copy_(value)
             self._forget(states)
-            for name in self._carried.tensors.keys() - there:
-                self._carried.tensors[name].zero_()
+            for name, tensor in self._carried.tensors.items():
+                if tensor is not (before := there.get(name)):
+                    tensor.copy_(carried_over(before, tensor))
             for p, grad in zip(parameters, grads, strict=True):
                 p.grad = grad
             if own and drawn is not None:
@@ -171,6 +172,11 @@ class Capture:
         off, way = (reached - there).norm(), (there - start).norm()
         if off > 0.5 * way and way > 1e-6 * start.norm():  # less may be rounding
             raise RuntimeError("its replay moves the weights otherwise than the step does")
+
+    def let_go(self) -> None:
+        """Forget the graph; its memory is free for another."""
+        self.graph = self._out = None
+        self._x = self._y = torch.empty(0)
 
     def keep(self, graph: torch.cuda.CUDAGraph) -> None:
         """From now on steps are replays of it."""

@@ -50,12 +50,13 @@ class Options:
 class Engine:
     """`engine.step(x, y)` is `method.backward(x, y)`, `optimizer.step()`, `zero_grad()`, and EMA.
 
-    Every batch should have the shape of the first; others run plainly. Only the first batch is
-    checked, so that no step waits for the device. The next step overwrites the tensors in the
-    answer. Schedulers work as usual; a radius that grows is `step(..., part=)`. `add` accumulates
-    gradients. After `yopo.exchange_gradients(optimizer)` several processes compile, the first of
-    each machine before the others, and all go on alike; what they exchange is part of the CUDA
-    graph with capture_exchange alone, which was not tried on GPUs.
+    Every batch should have the shape of the first; others run plainly, until `prepare` is called
+    with one. Only the first batch is checked, so that no step waits for the device. The next step
+    overwrites the tensors in the answer. Schedulers work as usual; a radius that grows is
+    `step(..., part=)`. `add` accumulates gradients. After `yopo.exchange_gradients(optimizer)`
+    several processes compile, the first of each machine before the others, and all go on alike;
+    what they exchange is part of the CUDA graph with capture_exchange alone, which was not tried on
+    GPUs.
     say: gets the line that says what could not be made fast; the log by default.
     """
 
@@ -245,7 +246,11 @@ class Engine:
     # ------------------------------------------------------------ getting ready
 
     def prepare(self, x: Tensor, y: Tensor) -> None:
-        """Check the batch, compile and capture. Nothing is trained."""
+        """Check the batch, compile and capture. Nothing is trained.
+
+        Called again, it does so for batches like this one, and the method as it is set now, in
+        place of the earlier ones; several processes must all call it.
+        """
         began = time.perf_counter()
         x, y = plain(x), plain(y if y.is_floating_point() else y.long())
         cudnn = torch.backends.cudnn
@@ -261,6 +266,10 @@ class Engine:
 
     def _prepare(self, x: Tensor, y: Tensor) -> None:
         self.method.prepare(x, y)
+        if isinstance(self._fast.model, Compiled):
+            self._fast.model.let_go()
+        self._capture.let_go()
+        self._carried.renew()
         self._watched = Watched(self.method, x, y)
         self._carried.take()
         self._numbers.take(self.method.threat)

@@ -33,7 +33,7 @@ def borrow(weights: Path, settings: Tree) -> Saved:
         )
     if not weights.is_file():
         raise ValueError(f"no file {weights}; give the network's weights with --weights FILE")
-    config = validate(overlay(_known_to_timm(settings), settings))
+    config = validate(overlay(known_to_timm(settings), settings))
     state, entry = unwrapped(tensor_files.load_foreign(weights))
     return Saved(config, weights, trusted=True, state=state, entry=entry, data=_pictures(config))
 
@@ -52,7 +52,7 @@ def unwrapped(content: Mapping[str, Any]) -> tuple[Tensors, str]:
     return state, entry
 
 
-def _known_to_timm(settings: Tree) -> Tree:
+def known_to_timm(settings: Tree) -> Tree:
     """What timm's own description of a network says of its pictures."""
     model, data = settings.get("model", {}), settings.get("data", {})
     name = str(model.get("name", ""))
