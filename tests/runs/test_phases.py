@@ -17,6 +17,7 @@ from yopo.data import Items, Sources
 from yopo.runs.api import evaluate_run, measure_cost, method_configs, train_run
 from yopo.runs.build import build_data, out_of_reach, propagations
 from yopo.runs.guard import Health
+from yopo.runs.learner import Learner
 from yopo.runs.overlay import Tree, nested, overlay
 from yopo.runs.progress import StopRequested
 from yopo.runs.schedule import TrainingPhase, phase, phases
@@ -340,8 +341,17 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Config:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_waiting_for_images_is_part_of_the_time(workers: int, slow: Config, tmp_path: Path) -> None:
-    """With workers too, which had batches ready when the steps began that are measured."""
+def test_waiting_for_images_is_part_of_the_time(
+    workers: int, slow: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With workers too, which make batches ready while the network is studied."""
+    real = Learner.warm_up
+
+    def warm_up(learner: Learner, x: Tensor, y: Tensor) -> float:
+        time.sleep(0.6)
+        return real(learner, x, y)
+
+    monkeypatch.setattr(Learner, "warm_up", warm_up)
     given = validate(overlay(slow.tree(), {"data": {"workers": workers}}))
     cost = measure_cost(given, "cpu")
     took = train_run(given, tmp_path / "run", device="cpu")["train_seconds"]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from yopo.core.propagation import ATTACK_ONLY, FORWARD
+from yopo.runs.distributed import anyone
 from yopo.runs.schedule import TrainingPhase, phases
 from yopo.runs.settings import Config
 from yopo.runs.trainer import Trainer
@@ -70,23 +71,25 @@ def cost_of(trainer: Trainer, notes: list[str]) -> Cost:
 
 def _measured(trainer: Trainer, phase: TrainingPhase) -> Measured:
     """The mean over some steps, the waiting for their images included."""
-    learner, loader = trainer.learner, trainer.loader
-    batches, numbers = _without_end(trainer, phase.first), count()
+    learner, many, numbers = trainer.learner, len(trainer.loader), count()
+    batches = _without_end(trainer, phase.first)
 
     def step() -> float:
-        out = learner.step(
-            *next(batches), trainer.progress, next(numbers) % len(loader), len(loader)
-        )
+        out = learner.step(*next(batches), trainer.progress, next(numbers) % many, many)
         learner.wait()
         return out.propagations
 
+    def enough() -> bool:
+        """Each worker should have its turn, as far as that does not take too long."""
+        more = made < STEPS or (made < ahead and time.perf_counter() - began < LONG)
+        return not anyone(more, device=learner.device)[0]
+
     spent = step()  # the first allocates
-    ahead = getattr(loader, "ahead", 0)
+    ahead = getattr(trainer.loader, "ahead", 0)
     for _ in range(ahead):  # these came sooner than batches do in the long run
         next(batches)
     began, made = time.perf_counter(), 0
-    # Each worker should have its turn, as far as that does not take too long.
-    while made < STEPS or (made < ahead and time.perf_counter() - began < LONG):
+    while not enough():
         step()
         made += 1
     return Measured(phase, (time.perf_counter() - began) / made, spent)
