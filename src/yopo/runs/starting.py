@@ -40,7 +40,8 @@ def begin_with(model: nn.Module, config: ModelConfig, data: DataSet) -> str:
     model.load_state_dict(state)
     text = f"training begins with the weights of {config.start}"
     if head:
-        modules = dict.fromkeys(name.rpartition(".")[0] for name in head)
+        inside = "net." if "normalize.mean" in own else ""
+        modules = dict.fromkeys(n.removeprefix(inside).rpartition(".")[0] for n in head)
         text += f", and a new {' and '.join(modules)} for {classes} classes"
     return text + _other_pixels(config)
 
