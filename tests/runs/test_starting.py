@@ -242,7 +242,9 @@ def test_without_its_weights_nothing_begins(
     assert not (tmp_path / "run").exists()
 
 
-def test_another_network_by_flag_drops_the_beginning_of_the_old_one() -> None:
+def test_another_network_by_flag_wants_weights_too() -> None:
+    """Dropping them in silence would train from nothing."""
     tree = of_timm().tree()
-    assert validate(overlay(tree, {"model": {"name": "resnet50"}})).model.start is None
-    assert validate(overlay(tree, {"model": {"options": {"width": 4}}})).model.start == "timm"
+    for name in ("timm:other", "resnet50"):
+        assert validate(overlay(tree, {"model": {"name": name}})).model.start == "timm"
+    assert validate(overlay(tree, {"model": {"start": ""}})).model.start is None

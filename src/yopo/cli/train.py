@@ -137,7 +137,7 @@ def dry_run(config: "Config", device: str | None) -> None:
     for line in "\n".join(cost.notes).splitlines():
         print(f"# {line}")
     steps = cost.steps * config.epochs
-    print(f"# {config.epochs} epochs of {cost.steps} steps of {cost.batch} images")
+    print(f"# {config.epochs} epochs of {cost.steps:,} steps of {cost.batch} images")
     for phase, seconds, spent in cost.phases if len(cost.phases) > 1 else ():
         words = [f"{phase.size or config.data.size} px"] if config.schedule.sizes else []
         if config.schedule.m:
@@ -149,13 +149,19 @@ def dry_run(config: "Config", device: str | None) -> None:
     print(f"# {cost.propagations:.0f} propagations per image in all")
     if (weak := out_of_reach(config)) is not None:
         print(f"# {weak}")
-    print(
-        f"# {1000 * cost.seconds / steps:.1f} ms a step, so about {cost.seconds / 60:.1f} minutes "
-        "of training here"
-    )
+    took = _long(cost.seconds)
+    print(f"# {1000 * cost.seconds / steps:.1f} ms a step, so about {took} of training here")
     twice = "" if config.evaluate.keep == "last" else ", twice if another epoch's weights are best"
     print(
-        f"# not in it: PGD-{config.evaluate.steps} on {cost.held} held-out images over all epochs "
-        f"and on {cost.test} test images at the end{twice}; "
+        f"# not in it: PGD-{config.evaluate.steps} on {cost.held:,} held-out images over all "
+        f"epochs and on {cost.test:,} test images at the end{twice}; "
         f"{cost.evaluations:.2g} propagations per training image"
     )
+
+
+def _long(seconds: float) -> str:
+    """In minutes, or in hours or days where there are many."""
+    minutes = seconds / 60
+    if minutes < 120:
+        return f"{minutes:.1f} minutes"
+    return f"{minutes / 60:.1f} hours" if minutes < 48 * 60 else f"{minutes / 1440:,.1f} days"

@@ -10,8 +10,8 @@ def overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     """`over` on top of `base`, at every depth.
 
     With another method or threat (a recipe for yopo, a flag for pgd), what the base says about the
-    old one no longer applies and is dropped, its m in earlier phases too; so are options and
-    beginning of another model, and the sizes that pictures are brought to, of other data.
+    old one no longer applies and is dropped, its m in earlier phases too; so are the options of
+    another model, and the sizes that pictures are brought to, of other data.
     """
     result = dict(base)
     renamed = {key for key, value in over.items() if _renames(base.get(key), value)}
@@ -38,8 +38,8 @@ def _goes(section: str, key: str, renamed: set[str]) -> bool:
     """Whether a setting is the own of a thing that is now another."""
     if section == "schedule":
         return ("method" in renamed and key == "m") or ("data" in renamed and key == "sizes")
-    own = {"model": ("options", "start"), "data": ("size",)}
-    named = section in ("method", "threat") or key in own.get(section, ())
+    own = {"model": "options", "data": "size"}
+    named = section in ("method", "threat") or own.get(section) == key
     return section in renamed and named
 
 

@@ -261,7 +261,7 @@ class ModelConfig(Section):
     options: Keywords = Field(
         default_factory=dict, description="arguments of the network, as --model.options.width 16"
     )
-    start: Words | None = Field(
+    start: Annotated[Words | None, BeforeValidator(lambda value: value or None)] = Field(
         None,
         description="weights that training begins with: timm (those that it has for the network), "
         "or a safetensors file; the head is new where classes are others",

@@ -35,7 +35,7 @@ def begin_with(model: nn.Module, config: ModelConfig, data: DataSet) -> str:
     if wrong := differences(own, state):
         raise ValueError(
             f"{config.start} is of another architecture than {config.name}: {wrong}; give the "
-            "network's own weights to --model.start, or leave it out"
+            "network's own weights to --model.start, or none: --model.start ''"
         )
     model.load_state_dict(state)
     text = f"training begins with the weights of {config.start}"
@@ -66,7 +66,7 @@ def _timms(config: ModelConfig, data: DataSet) -> Tensors:
     if prefix != TIMM:
         raise ValueError(
             f"model.start timm is for networks of timm's, as --model.name timm:resnet50, and this "
-            f"is {config.name}; give a safetensors file"
+            f"is {config.name}; give --model.start a safetensors file, or nothing: ''"
         )
     options = {"in_chans": data.pictures.shape[0], **config.options}
     options.pop("num_classes", None)
