@@ -131,7 +131,8 @@ def test_the_network_is_attacked_at_its_full_size_and_trained_on(
     result = evaluate_run(run, "pgd-1", device="cpu").result
     assert len(result.outcomes["clean"].correct) == 12
     net = yopo.load(run)
-    assert (net.image_shape, net.class_names) == ((3, 48, 48), CLASSES)
+    assert net.image_shape == (3, 48, 48)
+    assert net.class_names == CLASSES
     two = tmp_path / "two"
     for split in ("train", "val"):
         for name in CLASSES[:2]:
