@@ -3,6 +3,7 @@
 import hashlib
 import os
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from tests.data.test_folders import write
 from tests.data.test_loader import CPU, assert_equal
 from yopo.core.random import mix
-from yopo.data import Arrays, Augment, Feed, Loader, Sources, Streamed, pictures
+from yopo.data import Arrays, Augment, Feed, Loader, Rows, Sources, Streamed, pictures
 from yopo.data.formats import read_picture
 from yopo.data.listing import classes_in, list_pictures
 from yopo.data.pictures import Folder, Part, read_or_list
@@ -260,3 +261,21 @@ def steps(photos: Path, workers: int, start: int = 0) -> list[tuple[Tensor, Tens
 def test_an_epoch_of_parts_goes_on_where_it_was(photos: Path) -> None:
     whole = steps(photos, 0)
     assert_equal(steps(photos, 2, start=3), whole[3:])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_epochs_have_their_sizes(photos: Path, workers: int) -> None:
+    """The batches of a folder of that size: held-out and test pictures keep theirs."""
+    sides = {0: 3, 1: 8, 2: None}
+    data = listed(photos, 4, area=0.3)
+    assert isinstance(data.train, Folder)
+    feed = Feed(batch=4, seed=0, device=CPU, workers=workers, augment=Augment(flip=True))
+    grows = Streamed(Rows(data.train, torch.arange(20)), replace(feed, size=sides.__getitem__))
+    for epoch, side in sides.items():
+        alike = listed(photos, side or 4, area=0.3).train
+        assert isinstance(alike, Folder)
+        expected = list(Streamed(Rows(alike, torch.arange(20)), feed).epoch(epoch, 1))
+        assert expected[0][0].shape[2:] == (side or 4, side or 4)
+        assert_equal(list(grows.epoch(epoch, 1)), expected)
+    assert data.train.shape == (3, 4, 4)
+    assert data.train.read(torch.arange(1)).shape == (1, 3, 4, 4)

@@ -1,5 +1,6 @@
 """A folder of pictures that are decoded when their turn comes."""
 
+import copy
 import hashlib
 import math
 import os
@@ -53,6 +54,12 @@ class Folder:
     def path(self, row: int) -> Path:
         """Of one picture."""
         return self._listed.path(row)
+
+    def sized(self, side: int) -> "Folder":
+        """The same pictures, brought to another side."""
+        other = copy.copy(self)  # names and labels are shared
+        other._size, other.shape = side, (3, side, side)
+        return other
 
     def read(self, rows: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) uint8 of these rows (B,): the shorter side to size, the centre."""

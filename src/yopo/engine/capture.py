@@ -14,7 +14,7 @@ from yopo.core.parallel import is_several
 from yopo.core.undo import Undo
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
-from yopo.methods.base import Method, Step
+from yopo.methods.base import Method, Step, carried_over
 
 WARM_UP = 3  # steps before the capture, as torch asks for
 Work = Callable[[Tensor, Tensor], Step]
@@ -60,7 +60,7 @@ class Rehearsal:
         modules = [m for model in models for m in model.modules()]
         buffers = [(m, dict(m._buffers.items())) for m in modules]
         parameters = [*self.parameters, *(p for model in models for p in model.parameters())]
-        there = set(self._carried.tensors)
+        there = dict(self._carried.tensors)
         values = (b for _, own in buffers for b in own.values() if b is not None)
         kept = [*parameters, *values, *self._state()]
         saved = [t.detach().clone() for t in kept]
@@ -79,8 +79,9 @@ class Rehearsal:
                 for tensor, value in zip(kept, saved, strict=True):
                     tensor.copy_(value)
             self._forget(states)
-            for name in self._carried.tensors.keys() - there:
-                self._carried.tensors[name].zero_()
+            for name, tensor in self._carried.tensors.items():
+                if tensor is not (carried := there.get(name)):
+                    tensor.copy_(carried_over(carried, tensor))
             for p, grad in zip(parameters, grads, strict=True):
                 p.grad = grad
             if own and drawn is not None:
@@ -195,6 +196,11 @@ class Capture:
         off, way = (reached - there).norm(), (there - start).norm()
         if off > 0.5 * way and way > 1e-6 * start.norm():  # less may be rounding
             raise RuntimeError("its replay moves the weights otherwise than the step does")
+
+    def let_go(self) -> None:
+        """Forget the graph; its memory is free for another."""
+        self.graph = self._out = None
+        self._x = self._y = torch.empty(0)
 
     def keep(self, graph: torch.cuda.CUDAGraph) -> None:
         """From now on steps are replays of it."""

@@ -84,11 +84,8 @@ class Ready:
             for mine in turns:
                 self.together(partial(self._try_form, x, y) if mine else lambda: None)
         except _NotFastError as error:
-            steps = self.steps
-            steps.numbers.compile_average(False)
-            if isinstance(steps.fast.model, Compiled):
-                steps.fast.model.let_go()
-            steps.fast = steps.plain
+            self.steps.numbers.compile_average(False)
+            self.steps.let_go()
             self.say(f"not compiled: {error}")
 
     def _try_form(self, x: Tensor, y: Tensor) -> None:

@@ -10,9 +10,9 @@ the command line does. Watchers hear of the rest, such as a disk that refuses a 
 """
 
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Tell
 from yopo.runs import closeup, evaluating, folder, state
 from yopo.runs.alone import alone_in
-from yopo.runs.build import build_data, out_of_reach, propagations
+from yopo.runs.build import build_data, out_of_reach, propagations, with_m
+from yopo.runs.cost import Cost, cost_of
 from yopo.runs.distributed import pick_device, seen_by_first, start
 from yopo.runs.evaluating import Evaluation
 from yopo.runs.fitting import fitted, misfits_in_a_sentence, said_of
@@ -33,6 +34,7 @@ from yopo.runs.overlay import Tree, overlay
 from yopo.runs.progress import Logged, Watcher, stopped_by_signals
 from yopo.runs.recipes import method_tree, recipe
 from yopo.runs.saved import load_data, load_model
+from yopo.runs.schedule import phases
 from yopo.runs.settings import (
     Config,
     refuse_another,
@@ -88,22 +90,35 @@ def method_configs(
             if isinstance(given, Mapping) and (twice := [name for name in given if name in method]):
                 raise ValueError(f"--method.{twice[0]} contradicts {spec}; write it in --methods")
         own: Tree = {"method": method}
-        if most is not None:
-            if any("epochs" in given for given in over):
-                raise ValueError("--propagations decides the epochs; leave --epochs out")
-            own["epochs"] = _affordable(configure(source, base, own, *over), spec, most)
-        configs[spec] = configure(source, base, own, *over)
+
+        def lasting(epochs: Tree, own: Tree = own) -> Config:
+            return configure(source, base, own | epochs, *over)
+
+        if most is None:
+            configs[spec] = lasting({})
+            continue
+        if any("epochs" in given for given in over):
+            raise ValueError("--propagations decides the epochs; leave --epochs out")
+        configs[spec] = lasting({"epochs": _affordable(lasting, spec, most)})
     return configs
 
 
-def _affordable(config: Config, spec: str, most: float) -> int:
-    """The epochs that `most` propagations per image pay for."""
-    cost = propagations(config)
-    if not cost <= most < float("inf"):
+def _affordable(lasting: Callable[[Tree], Config], spec: str, most: float) -> int:
+    """The epochs that `most` propagations per image pay for, of a method with its settings."""
+    config = lasting({})
+    each = {None, *config.schedule.m}
+    costs = {m: propagations(with_m(config, m)) for m in each}
+
+    def spent(epochs: int) -> float:
+        return sum(p.epochs * costs[p.m] for p in phases(lasting({"epochs": epochs})))
+
+    if not spent(1) <= most < float("inf"):
         raise ValueError(
-            f"expected --propagations of at least {cost:.2f}, an epoch of {spec}; got {most:g}"
+            f"expected --propagations of at least {spent(1):.2f}, an epoch of {spec}; got {most:g}"
         )
-    return int(most / cost + 1e-6)
+    cheapest = min(costs.values())
+    enough = range(1, int(most / cheapest + 1e-6) + 1)
+    return bisect_right(enough, most + 1e-6 * cheapest, key=spent)
 
 
 def _epochs(value: object) -> int | None:
@@ -244,26 +259,14 @@ def refuse_taken(out: Path, *, resume: bool) -> None:
         raise ValueError(f"{out} holds other runs, first {inside[0].name}; give another --out")
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a training would take here."""
-
-    config: Config  # with the batch and the epochs that the images need
-    notes: list[str]  # what a user should know of the images
-    steps: int  # an epoch
-    seconds: float  # a step
-    propagations: float  # an epoch, per image
-
-
 def measure_cost(config: Config, device: str | None = None) -> Cost:
-    """Measure a few steps of a training; nothing is kept."""
+    """Measure a few steps of each phase of a training; nothing is kept."""
     data = build_data(config.data)
     config = fitted(config, data)
     with tempfile.TemporaryDirectory() as out:
         trainer = Trainer(config, data, Path(out), Logged(), pick_device(device))
-        notes = said_of(config, data)
         with misfits_in_a_sentence(config, data.pictures.shape):
-            return Cost(config, notes, len(trainer.loader), *trainer.measure(steps=5))
+            return cost_of(trainer, said_of(config, data))
 
 
 # ---------------------------------------------------------------- evaluating
