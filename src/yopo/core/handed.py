@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-from yopo.core.parallel import Gradients, fsdp, surrounding
+from yopo.core.parallel import Gradients, fsdp, part, surrounding
 from yopo.core.undo import Undo, forward_replaced
 
 
@@ -96,13 +96,19 @@ class _Handed(torch.autograd.Function):
             raise RuntimeError(
                 "this loss has handed out its gradients and kept none; call the method again"
             )
-        if scale.is_cpu:  # where reading it waits for nothing
-            if (factor := scale.item()) != 1:
-                torch._foreach_mul_(grads, factor)  # in place: they are nobody else's
-        else:
-            for g in grads:
-                g.mul_(scale.to(g.device))
+        multiply(grads, scale)
         return None, None, *grads
+
+
+def multiply(grads: list[Tensor], scale: Tensor) -> None:
+    """Multiply all by scale () in place: they are nobody else's."""
+    if scale.is_cpu and scale.item() == 1:  # elsewhere reading it would wait for the device
+        return
+    there: dict[torch.device, list[Tensor]] = {}
+    for g in map(part, grads):  # spread ones and whole ones do not go together
+        there.setdefault(g.device, []).append(g)
+    for device, those in there.items():
+        torch._foreach_mul_(those, part(scale).to(device))
 
 
 @contextmanager

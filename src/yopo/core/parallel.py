@@ -46,7 +46,7 @@ def surrounding() -> DistributedDataParallel | None:
 def fsdp(modules: Iterable[nn.Module]) -> list[Any]:
     """Those that `fully_shard` was given."""
     there = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
-    return [m for m in modules if isinstance(m, there.FSDPModule)] if there else []
+    return [m for m in modules if isinstance(m, there.FSDPModule)] if there and in_group() else []
 
 
 def is_shard(t: Tensor) -> bool:
@@ -106,7 +106,10 @@ def training_step(method: str) -> Iterator[None]:
 
 @contextmanager
 def unexchanged(model: nn.Module, enabled: bool = True) -> Iterator[None]:
-    """Passes in the block exchange no gradients; the first weight pass after it does, for all."""
+    """Passes of `model` in the block exchange no gradients; the first weight pass after it does.
+
+    enabled: False leaves all as it is.
+    """
     with Exchanges(model.modules()).off(enabled):
         yield
 
