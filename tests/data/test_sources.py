@@ -444,7 +444,7 @@ def test_splits_of_two_sizes_are_refused(tmp_path: Path) -> None:
         (lambda: load("folder"), "expected root.*--data.root"),
         (lambda: load("imagenet"), "--data.name folder --data.root DIR --data.size 64"),
         (lambda: load("TinyImageNet"), "--data.name folder --data.root DIR --data.size 64"),
-        (lambda: load("folder", root=Path(), size=0), "size of at least 1, got 0"),
+        (lambda: load("folder", root=Path(), size=0), "size from 1 to 5,000, got 0"),
         (
             lambda: load("mnist", path=Path("x")),
             "expected path with 'npz' only.*leave out --data.path",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import yaml
 from rich.table import Table
 
-from yopo.cli.common import Terminal, fitted, loading
+from yopo.cli.common import Terminal, fitted, loading, rank
 from yopo.cli.log import steady
 from yopo.cli.training import (
     as_written,
@@ -161,15 +161,38 @@ def dry_run(config: "Config", device: str | None) -> None:
     from yopo.runs.build import out_of_reach
 
     cost = measure_cost(config, device)
+    if rank() > 0:
+        return
     config = cost.config
     print(yaml.safe_dump(config.tree(), sort_keys=False), end="")
     for line in "\n".join(cost.notes).splitlines():
         print(f"# {line}")
-    total = cost.seconds * cost.steps * config.epochs
-    print(f"# {config.epochs} epochs of {cost.steps} steps of {config.batch} images")
-    print(f"# {cost.propagations * config.epochs:.0f} propagations per image in all")
+    steps = cost.steps * config.epochs
+    print(f"# {config.epochs} epochs of {cost.steps:,} steps of {cost.batch} images")
+    for phase, seconds, spent in cost.phases if len(cost.phases) > 1 else ():
+        words = [f"{phase.size or config.data.size} px"] if config.schedule.sizes else []
+        if config.schedule.m:
+            words.append(f"m = {phase.m or config.method.model_dump()['m']}")
+        print(
+            f"# epochs {phase.first + 1} to {phase.end}: {', '.join([*words, ''])}"
+            f"{spent:.2f} propagations per image and epoch, {1000 * seconds:.1f} ms a step"
+        )
+    print(f"# {cost.propagations:.0f} propagations per image in all")
     if (weak := out_of_reach(config)) is not None:
         print(f"# {weak}")
+    took = _long(cost.seconds)
+    print(f"# {1000 * cost.seconds / steps:.1f} ms a step, so about {took} of training here")
+    twice = "" if config.evaluate.keep == "last" else ", twice if another epoch's weights are best"
     print(
-        f"# {1000 * cost.seconds:.1f} ms a step, so about {total / 60:.1f} minutes of training here"
+        f"# not in it: PGD-{config.evaluate.steps} on {cost.held:,} held-out images over all "
+        f"epochs and on {cost.test:,} test images at the end{twice}; "
+        f"{cost.evaluations:.2g} propagations per training image"
     )
+
+
+def _long(seconds: float) -> str:
+    """In minutes, or in hours or days where there are many."""
+    minutes = seconds / 60
+    if minutes < 120:
+        return f"{minutes:.1f} minutes"
+    return f"{minutes / 60:.1f} hours" if minutes < 48 * 60 else f"{minutes / 1440:,.1f} days"

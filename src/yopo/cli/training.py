@@ -152,21 +152,24 @@ def lost_others_are_named() -> Iterator[None]:
     except RuntimeError as error:
         import torch.distributed as dist
 
-        inside = Path(dist.__file__).parent
+        inside, first = Path(dist.__file__).parent, str(error).partition("\n")[0]
         frames = traceback.extract_tb(error.__traceback__)
-        if not any(Path(frame.filename).is_relative_to(inside) for frame in frames):
+        # What DistributedDataParallel meets it meets in a backward pass, outside of that folder.
+        of_torch = type(error).__module__ == "torch.distributed"
+        lost = of_torch or ("gloo" in first and first[0] == "[")
+        if not lost and not any(Path(f.filename).is_relative_to(inside) for f in frames):
             raise
         raise RuntimeError(
             f"process {rank()} cannot reach another one, which may have been killed "
-            f"({str(error).partition(chr(10))[0]}). What was saved is kept; to go on, with as many "
+            f"({first}). What was saved is kept; to go on, with as many "
             f"processes as you like: `{same_command()}`"
         ) from None
 
 
 def same_command() -> str:
-    """What was typed, to go on with; `yopo reproduce` goes on by itself."""
+    """What was typed, to go on with; `yopo reproduce` and `yopo eval` go on by themselves."""
     words = sys.argv[1:]
-    if words[:1] != ["reproduce"] and "--resume" not in words:
+    if words[:1] not in (["reproduce"], ["eval"]) and "--resume" not in words:
         words = [*words, "--resume"]
     command = shlex.join(["yopo", *words])
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1

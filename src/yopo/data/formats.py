@@ -152,16 +152,25 @@ class _Unpickler(pickle._Unpickler):  # Python's own: that in C takes memory for
 # --- pictures
 
 
+def check_side(size: int | None) -> None:
+    """Refuse a side that pictures cannot be brought to, before there is room for one."""
+    most = math.isqrt(PIXELS)
+    if size is not None and not 1 <= size <= most:
+        raise ValueError(f"expected size from 1 to {most:,}, got {size:,}")
+
+
 def read_picture(  # (H, W, 3)
-    file: Path, size: int | None, mode: str = "RGB", cut: Choose | None = None
+    file: Path, size: int | None, mode: str = "RGB", cut: Choose | None = None, least: int = 0
 ) -> Bytes:
     """A picture as RGB; with `size`, its shorter side brought to that, and the centre cut out.
 
     (H, W) for the mode "L". With `cut`, the part that this chooses is brought to size x size.
+    least: pixels of its shorter side that are wanted, where it is no `size`: only a JPEG that is
+    too large for memory has fewer than in the file.
     """
     try:
         with open_plain(file) as stream:
-            return decode(stream, size, mode, cut)
+            return decode(stream, size, mode, cut, least)
     except ImportError:
         raise
     except FileNotFoundError:
@@ -171,7 +180,11 @@ def read_picture(  # (H, W, 3)
 
 
 def decode(
-    stream: BinaryIO, size: int | None = None, mode: str = "RGB", cut: Choose | None = None
+    stream: BinaryIO,
+    size: int | None = None,
+    mode: str = "RGB",
+    cut: Choose | None = None,
+    least: int = 0,
 ) -> Bytes:
     """The same from an open file; (H, W) for the mode "L"."""
     try:
@@ -180,7 +193,7 @@ def decode(
         raise ImportError("reading pictures needs pillow; run `pip install pillow`") from error
     with warnings.catch_warnings(action="ignore"), _opened(stream) as opened:
         if opened.width * opened.height > PIXELS:
-            _draft(opened, stream, size)
+            _draft(opened, stream, least if size is None else size)
         width, height = opened.size
         if width * height < 1:
             raise ValueError(f"it has {width}x{height} pixels, expected 1 to {PIXELS:,}")
@@ -209,20 +222,20 @@ def decode(
     return np.asarray(image)
 
 
-def _draft(opened: "ImageFile", stream: BinaryIO, size: int | None) -> None:
+def _draft(opened: "ImageFile", stream: BinaryIO, least: int) -> None:
     """Let a JPEG that is too large for memory be decoded to ½, ¼ or ⅛ of its sides, or refuse."""
     width, height = opened.size
     said = f"it has {width}x{height} pixels, expected 1 to {PIXELS:,}"
     if opened.format != "JPEG":
         raise ValueError(f"{said}, or a JPEG; save it smaller, or as JPEG")
-    if size is None:
-        raise ValueError(f"{said}; give --data.size 64")
     if width * height > JPEG_PIXELS or _kept(opened, stream) > JPEG_BYTES:
         raise ValueError(f"{said} for a JPEG of this kind; save it smaller")
-    scale = size / min(width, height)
+    if not least:
+        raise ValueError(f"{said}; save it smaller, or give --data.size 64")
+    scale = least / min(width, height)
     opened.draft(None, (math.ceil(width * scale), math.ceil(height * scale)))
     if opened.width * opened.height > PIXELS:
-        raise ValueError(f"{said}, or a smaller --data.size than {size}")
+        raise ValueError(f"{said} where a side of {least:,} is wanted; save it smaller")
 
 
 def _kept(opened: Any, stream: BinaryIO) -> int:  # noqa: ANN401
@@ -245,6 +258,11 @@ def _opened(stream: BinaryIO) -> "ImageFile":
 
     try:
         return Image.open(stream, formats=FORMATS)
+    except Image.DecompressionBombError:  # pillow's own limit, for what it was made to read
+        raise ValueError(
+            f"it has more pixels than any picture that is read: {PIXELS:,}, of a JPEG up to "
+            f"{JPEG_PIXELS:,}; save it smaller"
+        ) from None
     except UnidentifiedImageError:
         raise ValueError(f"it is none of {', '.join(FORMATS)}, or damaged") from None
 
