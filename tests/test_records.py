@@ -518,6 +518,27 @@ def test_the_demo_at_equal_cost_with_a_schedule_for_it() -> None:
     assert f"it keeps {min(lead):.1f} to {max(lead):.1f} points less" in results_page
 
 
+def test_the_demo_takes_less_than_four_minutes_of_one_core() -> None:
+    folder_, words = ROOT / "records/demo-time-cpu", said("records/README.md")
+    whole = {}
+    for name in ("one-thread", "avx2"):
+        told = json.loads((folder_ / f"{name}.json").read_text())
+        assert told["threads"] == 1
+        assert list(told["processor_seconds"]) == ["compare", "eval", "report"]
+        assert sum(told["processor_seconds"].values()) == pytest.approx(told["whole"])
+        log = (folder_ / f"{name}.log").read_text()
+        assert all(f"yopo {command} " in log for command in told["processor_seconds"])
+        whole[name] = told["whole"]
+    assert max(whole.values()) < 240
+    assert f"{whole['one-thread']:.0f} s for `make demo` (`one-thread`)" in words
+    assert f"{whole['avx2']:.0f} s where torch and oneDNN keep to AVX2" in words
+    first = (folder_ / "first.log").read_text().splitlines()[-1]
+    seconds = sum(map(float, re.findall(r"[\d.]+(?= user| system)", first)))
+    assert f"{seconds:.0f} s for `yopo train demo`, with AVX2" in words
+    assert seconds < 60
+    assert "yopo train demo --out runs/first # small digits, a minute on a CPU" in said("README.md")
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_the_demos_page_says_the_same_of_every_seed(seed: int) -> None:
     """Nothing withstands without robust training; at equal cost YOPO keeps more than PGD."""
