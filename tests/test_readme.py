@@ -14,12 +14,13 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.distributed.run import get_args_parser
 from torch.utils.data import DataLoader, TensorDataset
 
 import yopo
 from tests.conftest import Batch, convnet, grads
 from tests.pages import DOCS as FOLDER
-from tests.pages import ROOT, SITE, fenced, in_lines
+from tests.pages import ROOT, SITE, fenced, in_lines, prose
 from tests.tiny import PATIENCE
 from yopo import cli
 from yopo.attacks.names import parse_all
@@ -95,6 +96,13 @@ def test_files_that_a_page_names_are_there(name: str) -> None:
         assert not anchor or anchor in {anchor_of(head) for head in heads}, link
 
 
+@pytest.mark.parametrize("name", DOCS)
+def test_pages_of_the_site_are_links(name: str) -> None:
+    """Not a file's name, which leads nowhere there."""
+    named = re.findall(r"`(?:docs/)?([\w/-]+\.md)[^`]*`", prose(PAGES[name]))
+    assert not [page for page in named if page in DOCS]
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_python_names_of_a_page_are_there(name: str) -> None:
     """`yopo.a.b` in sentences, and the imports of its Python."""
@@ -167,6 +175,39 @@ def check_typed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert command.EXAMPLES
 
 
+TOOLS = ("torchrun", "python", "bash", "accelerate launch", "fabric run")
+STARTED = re.compile(
+    rf"(?m)^(?:srun |timeout .*?\d |\w+=\w+ )?({'|'.join(TOOLS)}) ([^#\n]+)",
+)
+
+
+def started() -> list[tuple[str, str, str]]:
+    """The lines of pages that start a program of ours otherwise: page, with what, the words."""
+    blocks = [(name, block) for name, page in PAGES.items() for block in fenced(page)]
+    lines = [(name, block.replace("\\\n", " ")) for name, block in blocks]
+    return [(name, *found) for name, block in lines for found in STARTED.findall(block)]
+
+
+def test_there_are_programs_started_otherwise() -> None:
+    assert {tool for _, tool, _ in started()} == {*TOOLS}
+
+
+@pytest.mark.parametrize(("name", "tool", "line"), started())
+def test_what_other_programs_start_is_there(name: str, tool: str, line: str) -> None:
+    """A module of ours, a file of the repository, or one that a block of the page is."""
+    words = shlex.split(line)
+    if tool == "torchrun":  # by its own parser
+        args = get_args_parser().parse_args(words)
+        words = [*["-m"] * args.module, args.training_script]
+    if "-m" in words:
+        module = words[words.index("-m") + 1].replace(".", "/")
+        assert module == "yopo" or (ROOT / f"{module}.py").is_file()
+        return
+    file = next(word for word in words if re.search(r"\.(py|sh)$", word))
+    blocks = fenced(PAGES[name], "python")
+    assert (ROOT / file).is_file() or f"# {file}" in [block.split("\n")[0] for block in blocks]
+
+
 def test_own_pictures_as_the_readme_says(tmp_path: Path) -> None:
     """The line of "Own data", on noise in the folders it names; --dry-run takes real steps."""
     (line,) = [c for n, c in commands() if n == "README.md" and "--data.root photos" in c]
@@ -236,6 +277,23 @@ def test_methods_cost_what_the_table_says(
     model = names["model"]
     assert isinstance(model, nn.Module)
     assert len(grads(model)) == len([*model.parameters()])
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_yopo_makes_one_pass_more_than_m(m: int, batch: Batch) -> None:
+    """As README, results and the first tutorial have it; with f0 affine no other passes."""
+    model, seen = convnet(), []
+    model.register_forward_hook(lambda *_: seen.append(1))
+    method = yopo.YOPO(model, yopo.Linf(0.1), m=m, n=3)
+    method.backward(*batch)  # the first batch also tells what f0 is
+    seen.clear()
+    out = method.backward(*batch)
+    assert len(seen) == m + 1
+    assert out.propagations == pytest.approx(m + 2 / 3)
+    for name in ("README.md", "results.md", "methods.md"):
+        assert re.search(r"makes m \+ 1\b", " ".join(PAGES[name].split()))
+    tutorial = " ".join(PAGES["tutorials/first.md"].split())
+    assert "YOPO-3-3: for each batch four passes through the whole network" in tutorial
 
 
 def test_the_table_has_all_its_rows() -> None:

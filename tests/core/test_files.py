@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import yopo
+from tests.conftest import Disk
 from tests.fuzzing import GROWTH, bomb, large, little_memory, memory, png, within
 from yopo.core import files, tensor_files
 from yopo.data import load
@@ -537,6 +538,13 @@ def test_a_tensors_name_does_not_fill_the_screen(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- what we wrote
+
+
+def test_what_was_written_outlasts_a_power_cut(tmp_path: Path, disk: Disk) -> None:
+    for text in ("old", "new"):
+        files.write_text(tmp_path / "file", text)
+        assert disk.read(tmp_path, "file") == text.encode()
+        assert not disk.has(tmp_path, ".file.writing")
 
 
 def test_all_records_are_read() -> None:

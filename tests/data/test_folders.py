@@ -160,6 +160,7 @@ def test_broken_pictures_are_all_listed_at_once_or_left_out(tmp_path: Path, layo
     there = 40 if layout == "one" else 80
     assert len(arrays.x_train) + len(arrays.x_test) == there - len(broken)
     assert f"{len(broken)} broken pictures are left out" in arrays.notes[0]
+    assert "repair" not in arrays.notes[0]  # what is left out need not be
     for i in range(20):
         (tmp_path.rglob("bee").__next__() / f"{i}.png").write_bytes(b"")
     with pytest.raises(ValueError, match=f"and {len(broken) + 20 - 10} more"):

@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance
 from torch import Tensor
 
 from yopo.data import Augment, Loader
-from yopo.data.augment import PURPOSES, SHADES, apply, draw, generator, used
+from yopo.data.augment import PLACES, SHADES, apply, draw, generator, used
 
 CPU = torch.device("cpu")
 FULL = Augment(crop=2, flip=True, cutout=3)
@@ -41,7 +41,7 @@ def assert_equal(a: Batches, b: Batches) -> None:
 def apply_reference(augment: Augment, image: NDArray[np.uint8], row: list[int]) -> Tensor:
     """One image: pad, slice, mirror, blank a square."""
     drawn = dict(zip(used(augment), row, strict=True))
-    down, right, mirrored, top, left = (drawn.get(name, 0) for name in PURPOSES[:5])
+    down, right, mirrored, top, left = (drawn.get(name, 0) for name in PLACES)
     c = augment.crop
     _, height, width = image.shape
     padded = np.pad(image, ((0, 0), (c, c), (c, c)))

@@ -101,7 +101,7 @@ def test_a_rehearsal_puts_buffers_back_and_says_that_they_changed(way: str, batc
     models = method.model, ema.model
     before = [{k: b for k, (b, _) in buffers(model).items()} for model in models]
     values = [{k: v.clone() for k, v in model.state_dict().items()} for model in models]
-    engine._rehearse(*batch)
+    engine._capture.rehearsal(engine._steps.first, *batch)
     assert engine._capture.rehearsal.exchanges_buffers
     for model, own, value in zip(models, before, values, strict=True):
         now = {k: b for k, (b, _) in buffers(model).items()}

@@ -218,9 +218,11 @@ def test_a_stateful_loader_goes_on_between_epochs_and_in_them(
     stream: bool, persistent: bool
 ) -> None:
     def made() -> Opened:
-        data, how = (Stream(), {}) if stream else (Counted(), {"shuffle": True})
-        how |= {"num_workers": 1, "persistent_workers": persistent}
-        return Batches(stateful.StatefulDataLoader(data, 4, **how), images=N)(feed())
+        data, shuffle = (Stream(), None) if stream else (Counted(), True)
+        loader = stateful.StatefulDataLoader(
+            data, 4, shuffle, num_workers=1, persistent_workers=persistent
+        )
+        return Batches(loader, images=N)(feed())
 
     first = made()
     epochs = [list(first.epoch(e)) for e in range(3)]

@@ -41,6 +41,7 @@ class Hub:
         self.commits: dict[str, dict[str, bytes]] = {}
         self.objects: dict[str, bytes] = {}  # large files, by their digest
         self.said: list[str] = []  # requests
+        self.hides_sizes = False
         self.tokens: set[str | None] = set()
         hub = self
 
@@ -159,6 +160,8 @@ class Hub:
             return 404, {"X-Error-Code": "RevisionNotFound"}, {"error": "no such revision"}
         sizes = {name: len(c) for name, c in self.commits[commit].items()} if query else {}
         siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
+        for file in siblings if self.hides_sizes else ():
+            del file["size"]
         return 200, {}, {"id": repo, "sha": commit, "siblings": siblings}
 
 
@@ -391,7 +394,13 @@ def test_a_strangers_repository_follows_the_rule_of_trust(
     with pytest.raises(ValueError, match="is a pickle, which can run code"):
         yopo.load(f"hf:{REPO}")
     hub.put(REPO, "main", there | {"config.yaml": b"x: " + bytes(70_000)})
-    with pytest.raises(ValueError, match=r"config.yaml of .* has 70,003 bytes, more than 65,536"):
+    with pytest.raises(
+        ValueError, match=r"config.yaml of .* has 70,003 bytes, expected up to 65,536"
+    ):
+        yopo.load(f"hf:{REPO}")
+    hub.put(REPO, "main", there)
+    hub.hides_sizes = True
+    with pytest.raises(ValueError, match=r"config.yaml of .* has an unknown number of bytes"):
         yopo.load(f"hf:{REPO}")
     assert not (tmp_path / "ran").exists()
     folders = [*(tmp_path / "cache" / "hub").glob("*/*")]

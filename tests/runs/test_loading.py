@@ -76,11 +76,15 @@ def test_predict_answers_with_names_and_confidence(
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) == pytest.approx(100, abs=0.2)
     Path("broken.jpg").write_bytes(b"")
-    assert command(monkeypatch, "predict", "run", "broken.jpg", pictures[0], "none.jpg") == 2
+    assert (
+        command(monkeypatch, "predict", "run", "broken.jpg", pictures[0], "no.jpg", "photos") == 2
+    )
     said = capsys.readouterr()
     assert said.out == lines[0] + "\n"
     assert "cannot read broken.jpg" in said.err
-    assert "none.jpg" in said.err
+    *_, missing, whole = said.err.splitlines()
+    assert missing == "no file no.jpg"
+    assert whole == "photos is a folder; name its pictures, as photos/*.jpg"
     assert command(monkeypatch, "predict", "run", pictures[0], "--top", "1") == 0
     assert capsys.readouterr().out == lines[0].split(",")[0] + "\n"
     assert command(monkeypatch, "predict", "run", pictures[0], "--top", "0") == 2

@@ -143,6 +143,14 @@ class Inside(nn.Module):
         self.weight = nn.Parameter(zeros(10, 3))
     def forward(self, x):
         return x.flatten(1) @ self.weight
+def small(size):
+    return Small(size)
+class Small(Inside):
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+    def forward(self, x):
+        assert x.shape[-1] == self.size, f"size ({x.shape[-1]}) doesn't match model ({self.size})"
 def wrong():
     return Wrong()
 class Wrong(nn.Module):
@@ -160,10 +168,11 @@ class Wrong(nn.Module):
         (
             "flat",
             {"features": 100},
-            r"does not take images of shape \(3, 16, 16\): .*x768 and 100x3",
+            r"does not take images of shape \(3, 16, 16\): .*x768 and 100x3\); .*--data\.size",
         ),
         ("inside", {}, r"shape \(3, 16, 16\): .*line 13 of .*mine_that_misfits.py\)"),
         ("grey", {}, r"shape \(3, 16, 16\): .*to have 1 channels, but got 3 channels"),
+        ("small", {"size": 32}, r"size \(16\) doesn't match model \(32\).*--data\.size"),
     ],
 )
 def test_a_network_that_does_not_fit_gets_one_sentence_with_both_shapes(
@@ -187,7 +196,12 @@ def test_a_network_that_does_not_fit_gets_one_sentence_with_both_shapes(
     for train in (lambda: train_run(config, tmp_path / "run"), lambda: measure_cost(config)):
         with pytest.raises(ValueError, match=words) as refused:
             train()
-        assert "\n" not in str(refused.value)
+        said = str(refused.value)
+        assert "\n" not in said
+        assert (
+            ("(line " in said) == ("mine_that_misfits.py)" in said) == (name in ("inside", "small"))
+        )
+        assert ("--data.size" in said) == (name != "grey")
     assert not (tmp_path / "run" / "config.yaml").exists()
     with pytest.raises(RuntimeError, match="a mistake of its own"):
         measure_cost(named("wrong", {}))

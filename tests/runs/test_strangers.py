@@ -259,10 +259,11 @@ def test_timm_builds_plain_architectures_and_more_with_trust(
     run = write(tmp_path / "run", {"name": "timm:vit_tiny.augreg_in1k", "options": plain})
     command, *words = COMMANDS[0]
     assert yopo(monkeypatch, command, run, *words) == 0
-    assert timm == [("vit_tiny.augreg_in1k", {"num_classes": 10, "in_chans": 1, **plain})]
+    built = ("vit_tiny.augreg_in1k", {"num_classes": 10, "in_chans": 1, **plain})
+    assert timm == [built, built]  # the first one takes no memory
     run = write(tmp_path / "other", {"name": "timm:hf-hub:a/b", "options": {"pretrained": True}})
     assert yopo(monkeypatch, command, run, *words, "--trust") == 0
-    assert timm[1] == ("hf-hub:a/b", {"num_classes": 10, "in_chans": 1, "pretrained": True})
+    assert timm[2:] == [("hf-hub:a/b", {"num_classes": 10, "in_chans": 1, "pretrained": True})]
 
 
 # ---------------------------------------------------------------- time and memory
@@ -309,6 +310,28 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(
     said = refused("eval", run)
     assert any(words in said for words in ("the file's", "--trust", "is not YAML"))
     assert max(largest) < 10**6
+
+
+@pytest.mark.parametrize("kind", ["parameters", "buffers"])
+def test_a_network_of_timms_takes_no_memory_before_it_is_refused(
+    kind: str, tmp_path: Path, refused: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its options multiply: 1024² places of 768 numbers are 3 GB in one tensor."""
+
+    def create_model(name: str, img_size: int, patch_size: int, **_: object) -> nn.Module:
+        net, places = nn.Module(), torch.zeros((img_size // patch_size) ** 2, 768)
+        if kind == "parameters":
+            net.register_parameter("places", nn.Parameter(places))
+        else:
+            net.register_buffer("places", places, persistent=False)
+        return net
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    options = {"img_size": 1024, "patch_size": 1}
+    run = write(tmp_path / "run", {"name": "timm:vit_base", "options": options})
+    with little_memory(500 << 20):
+        said = refused("eval", run)
+    assert f"timm:vit_base cannot be built: it has more {kind} than the weights file" in said
 
 
 def test_a_network_of_the_files_own_size_is_built() -> None:

@@ -39,8 +39,10 @@ def pgd(
 ) -> Tensor:
     """Attack images x (B, ...) with labels y (B,); return adversarial images.
 
-    step: the threat's own unless given. The clean image and every iterate are candidates, so the
-    result is misclassified if any of them is, and else has the largest loss among them.
+    model: run in eval mode. steps: of ascent on `loss`. step: the threat's own unless given.
+    restarts: runs from other random starts. random_start: False begins at the images. generator: of
+    the starts. The clean image and every iterate are candidates, so the result is misclassified if
+    any of them is, and else has the largest loss among them.
     """
     check_at_least("steps", steps, 1)
     check_at_least("restarts", restarts, 1)

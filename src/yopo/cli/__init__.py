@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-class Whole(argparse.RawDescriptionHelpFormatter):
+class WholeWords(argparse.RawDescriptionHelpFormatter):
     """Help with whole words: argparse would break them at hyphens."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
@@ -100,7 +100,9 @@ def parsed() -> Parsed:
         sys.exit(2)
     chosen = ModuleType("none")
     for name, text in COMMANDS.items():
-        command = commands.add_parser(name, help=text, formatter_class=Whole, allow_abbrev=False)
+        command = commands.add_parser(
+            name, help=text, formatter_class=WholeWords, allow_abbrev=False
+        )
         if name == typed:
             chosen = import_module(f"yopo.cli.{name}")
             command.epilog = _fitted(chosen.EXAMPLES)

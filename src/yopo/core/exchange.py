@@ -29,9 +29,9 @@ def exchange_gradients(optimizer: Optimizer) -> Callable[[], None]:
     """From now on every optimizer.step() first averages the gradients over all processes.
 
     For loops where neither DistributedDataParallel nor sharding does: call it once in every
-    process, with equal weights in all. All gradients travel in one message. m propagations, attack
-    passes and Free's inner steps need no care: what is exchanged is what the step will use. With
-    one process it does nothing.
+    process, with equal weights in all. All gradients travel in one message; where some parameters
+    are frozen, a small one goes ahead. m propagations, attack passes and Free's inner steps need no
+    care: what is exchanged is what the step will use. With one process it does nothing.
 
     Returns a function that exchanges at once, in all processes, for what looks at gradients before
     the step: clipping, or a GradScaler, which may skip it.

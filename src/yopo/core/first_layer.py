@@ -43,14 +43,14 @@ class Cut:
     """Where f0 ends, and what kind of function it is."""
 
     name: str  # "": at the input itself
-    module: nn.Module
+    module: nn.Module  # of that name
     affine: bool  # the gradient of p·f0(x + eta) is the same for every eta
     random: bool  # f0 draws random numbers (dropout)
     compiled_parts: bool = False  # the network has some, which must run eagerly to be watched
 
 
 class Split:
-    """The network as g ∘ f0, f0 being all up to and including the module `first_layer`.
+    """The network `model` as g ∘ f0, f0 being all up to and including the module `first_layer`.
 
     Without a name, f0 ends at the first module with parameters (if there is none, at the first)
     that the whole input passes through, in the order in which modules finish; where there is no

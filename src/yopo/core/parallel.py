@@ -106,7 +106,10 @@ def training_step(method: str) -> Iterator[None]:
 
 @contextmanager
 def unexchanged(model: nn.Module, enabled: bool = True) -> Iterator[None]:
-    """Passes in the block exchange no gradients; the first weight pass after it does, for all."""
+    """Passes of `model` in the block exchange no gradients; the first weight pass after it does.
+
+    enabled: False leaves all as it is.
+    """
     with Exchanges(model.modules()).off(enabled):
         yield
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 SHADES = 1 << 16
-PURPOSES = ("crop down", "crop right", "flip", "cutout top", "cutout left")
-PURPOSES += ("brightness", "contrast", "saturation")
+PLACES = ("crop down", "crop right", "flip", "cutout top", "cutout left")
+FACTORS = ("brightness", "contrast", "saturation")
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue
 
 
@@ -34,7 +34,7 @@ class Augment:
 def used(augment: Augment) -> list[str]:
     """What is drawn for each image, in the order of columns."""
     wanted = {"crop": augment.crop, "flip": augment.flip, "cutout": augment.cutout}
-    return [name for name in PURPOSES if wanted.get(name.split()[0], augment.jitter)]
+    return [name for name in (*PLACES, *FACTORS) if wanted.get(name.split()[0], augment.jitter)]
 
 
 def draw(augment: Augment, *, n: int, height: int, width: int, seed: int, epoch: int) -> Tensor:
@@ -50,7 +50,7 @@ def draw(augment: Augment, *, n: int, height: int, width: int, seed: int, epoch:
         "flip": (0, 2),
         "cutout top": (-half, height - half),
         "cutout left": (-half, width - half),
-        **dict.fromkeys(PURPOSES[-3:], (-SHADES, SHADES + 1)),
+        **dict.fromkeys(FACTORS, (-SHADES, SHADES + 1)),
     }
     columns = used(augment)
     numbers = torch.empty(n, len(columns), dtype=torch.int32)
@@ -73,7 +73,7 @@ def apply(augment: Augment, x: Tensor, numbers: Tensor) -> Tensor:  # (B, C, H, 
         x = shaded(x, 1 + augment.jitter * numbers[:, -3:].float() / SHADES)
     drawn = dict(zip(used(augment), numbers[:, :, None].unbind(1), strict=True))  # (B, 1) each
     none = numbers.new_zeros(len(numbers), 1)
-    down, right, mirrored, top, left = (drawn.get(name, none) for name in PURPOSES[:5])
+    down, right, mirrored, top, left = (drawn.get(name, none) for name in PLACES)
     i, j = (torch.arange(side, device=x.device)[None] for side in (height, width))
     keep = torch.ones(1, 1, 1, dtype=torch.bool, device=x.device)
     if augment.crop or augment.flip:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from yopo.data.formats import PICTURES
+from yopo.data.formats import PICTURES, REPAIR
 
 Chosen = NDArray[np.bool_]  # (N,) of pictures
 NAMED = 10  # broken pictures that are named
@@ -172,7 +172,8 @@ def left_out(broken: list[str], skip: bool) -> list[str]:
     if not broken:
         return []
     more = [f"and {len(broken) - NAMED} more"] if len(broken) > NAMED else []
-    listed = "\n".join([*broken[:NAMED], *more])
+    first = [line.removesuffix(REPAIR) if skip else line for line in broken[:NAMED]]
+    listed = "\n".join([*first, *more])
     if not skip:
         joint = ", or" if len(broken) == 1 else "\nor"
         raise ValueError(f"{listed}{joint} leave out what is broken: --data.skip_broken true")

@@ -45,8 +45,8 @@ class Arrays:
 
     x_train: Tensor  # (N, C, H, W) uint8
     y_train: Tensor  # (N,) int64
-    x_test: Tensor
-    y_test: Tensor
+    x_test: Tensor  # as those
+    y_test: Tensor  # as those
     names: tuple[str, ...]  # of the classes; its length is their number
     notes: tuple[str, ...] = ()  # what a user should know of them
 

@@ -34,6 +34,10 @@ class EMA:
         self.slots = Slots(self.model)
         self.pair()
 
+    def __repr__(self) -> str:
+        """As EMA(ResNet, decay=0.998)."""
+        return f"EMA({type(self.model).__name__}, decay={self.decay:g})"
+
     def update(self, step: int) -> None:
         """Move towards the network after its step number `step` (from 0)."""
         self.pair()

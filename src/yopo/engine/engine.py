@@ -37,12 +37,15 @@ logger = logging.getLogger(__name__)
 class Engine:
     """`engine.step(x, y)` is `method.backward(x, y)`, `optimizer.step()`, `zero_grad()`, and EMA.
 
-    Every batch should have the shape of the first; others run plainly. Only the first batch is
-    checked, so that no step waits for the device. The next step overwrites the tensors in the
-    answer. Schedulers work as usual; a radius that grows is `step(..., part=)`. `add` accumulates
-    gradients. After `yopo.exchange_gradients(optimizer)` several processes compile, the first of
-    each machine before the others, and all go on alike; what they exchange is part of the CUDA
-    graph with capture_exchange alone, which was not tried on GPUs.
+    Every batch should have the shape of the first; others run plainly, until `prepare` is called
+    with one. Only the first batch is checked, so that no step waits for the device. The next step
+    overwrites the tensors in the answer. Schedulers work as usual; a radius that grows is
+    `step(..., part=)`. `add` accumulates gradients. After `yopo.exchange_gradients(optimizer)`
+    several processes compile, the first of each machine before the others, and all go on alike;
+    what they exchange is part of the CUDA graph with capture_exchange alone, which was not tried on
+    GPUs.
+    ema: averaged after each step. precision: "bf16" casts the network's arithmetic, not its
+    weights. compile, capture: False leaves compiling, or the CUDA graph, out.
     say: gets the line that says what could not be made fast; the log by default.
     """
 
@@ -71,7 +74,7 @@ class Engine:
         self._say_once = cache(say)
         carried, device = Carried(method), optimizer.param_groups[0]["params"][0].device
         numbers = Numbers(optimizer, ema, device)
-        self._steps = Steps(method, optimizer, numbers, carried, bf16=precision == "bf16")
+        self._steps = Steps(method, optimizer, numbers, carried, precision=precision)
         self._capture = Capture(Rehearsal(method, optimizer, ema, carried), optimizer, device)
         on_gpu = device.type == "cuda"
         half = precision == "bf16" and on_gpu  # where a cast pays, and a second stream
@@ -96,6 +99,13 @@ class Engine:
     def compiled(self) -> bool:
         """Whether steps run a compiled network."""
         return self._steps.compiled
+
+    def __repr__(self) -> str:
+        """As Engine(YOPO(...), SGD, EMA(ResNet, decay=0.998), bf16, captured)."""
+        how = "captured" if self.captured else "compiled" if self.compiled else "plain"
+        parts = [self.method, type(self.optimizer).__name__, *([self.ema] if self.ema else [])]
+        parts += [self._steps.precision, how if self._watched else "no step yet"]
+        return f"Engine({', '.join(map(str, parts))})"
 
     # ------------------------------------------------------------ saving
 
@@ -200,7 +210,11 @@ class Engine:
 
     @surely
     def prepare(self, x: Tensor, y: Tensor) -> None:
-        """Check the batch, compile and capture. Nothing is trained."""
+        """Check the batch, compile and capture. Nothing is trained.
+
+        Called again, it does so for batches like this one, and the method as it is set now, in
+        place of the earlier ones; several processes must all call it.
+        """
         began = time.perf_counter()
         x, y = plain(x), plain(y if y.is_floating_point() else y.long())
         cudnn = torch.backends.cudnn
@@ -216,6 +230,9 @@ class Engine:
 
     def _prepare(self, x: Tensor, y: Tensor) -> None:
         self.method.prepare(x, y)
+        self._steps.let_go()
+        self._capture.let_go()
+        self._steps.carried.renew()
         self._watched = Watched(self.method, x, y)
         self._steps.carried.take()
         self._steps.numbers.take(self.method.threat)

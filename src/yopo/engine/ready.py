@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from yopo.core.exchange import agreed, exchanges, is_first_here, withheld
 from yopo.core.parallel import is_several, is_spread, parallel
-from yopo.engine.capture import Capture
+from yopo.engine.capture import Capture, CutOffError
 from yopo.engine.forms import compiled_form
 from yopo.engine.network import Compiled
 from yopo.engine.overlap import Streams
@@ -66,6 +66,8 @@ class Ready:
         wrong = ""
         try:
             done.append(work())
+        except CutOffError:
+            raise
         except Exception as error:
             wrong = _first_line(error)
         wrong = agreed(wrong) if exchanges(self.steps.optimizer) else wrong
@@ -82,11 +84,8 @@ class Ready:
             for mine in turns:
                 self.together(partial(self._try_form, x, y) if mine else lambda: None)
         except _NotFastError as error:
-            steps = self.steps
-            steps.numbers.compile_average(False)
-            if isinstance(steps.fast.model, Compiled):
-                steps.fast.model.let_go()
-            steps.fast = steps.plain
+            self.steps.numbers.compile_average(False)
+            self.steps.let_go()
             self.say(f"not compiled: {error}")
 
     def _try_form(self, x: Tensor, y: Tensor) -> None:
@@ -128,6 +127,8 @@ class Ready:
             with torch.cuda.stream(torch.cuda.current_stream(steps.device)):
                 take = partial(steps.take, steps.fast)
                 self.capture.record(steps.first, take, x, y, self.together)
+        except CutOffError:
+            raise
         except Exception as error:
             generator.graphsafe_set_state(before)  # the other still waits for its capture
             why = error if isinstance(error, _NotFastError) else _first_line(error)

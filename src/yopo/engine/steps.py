@@ -1,5 +1,7 @@
 """A method's optimizer step, in two forms: the plain one, and the fast one if there is one."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -20,10 +22,10 @@ class Steps:
         numbers: Numbers,
         carried: Carried,
         *,
-        bf16: bool,
+        precision: Literal["float32", "bf16"],
     ) -> None:
         self.method, self.optimizer = method, optimizer
-        self.numbers, self.carried, self._bf16 = numbers, carried, bf16
+        self.numbers, self.carried, self.precision = numbers, carried, precision
         self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
         self.plain = self.fast = method
         self.added = 0  # batches whose gradients wait for the next step
@@ -37,6 +39,12 @@ class Steps:
     def compiled(self) -> bool:
         """Whether the fast form runs a compiled network."""
         return isinstance(self.fast.model, Compiled)
+
+    def let_go(self) -> None:
+        """Let the plain form be all there is; the optimizer no longer knows of a compiled one."""
+        if isinstance(self.fast.model, Compiled):
+            self.fast.model.let_go()
+        self.fast = self.plain
 
     def first(self, x: Tensor, y: Tensor) -> Step:
         """A fast step with the numbers of the first."""
@@ -59,10 +67,11 @@ class Steps:
         form.load_state_dict(self.carried.tensors)
         if isinstance(form.model, Compiled):
             form.model.refresh()
+        bf16 = self.precision == "bf16"
         # No cache: casts kept across a capture would be those of old weights.
         try:
             with torch.autocast(
-                self.device.type, torch.bfloat16, enabled=self._bf16, cache_enabled=False
+                self.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False
             ):
                 out = form.run(x, y)
         except BaseException:  # as out of memory: half a gradient must not join the next

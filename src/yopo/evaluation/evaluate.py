@@ -74,6 +74,7 @@ def evaluate(
     must come in the same order.
     attacks: names, and functions `attack(model, x, y, threat, generator)` of your own that return
     images (docs/extending.md); what leaves ball or box is refused.
+    batch: images at a time. seed: of random starts.
     step: of PGD and cw-linf; 2.5·eps/steps (in L2 at least eps/4) unless given.
     precision: "tf32" lets attacks multiply in TF32, as PyTorch does by default on GPUs; where
     float32 does not agree that an image is broken, it is attacked anew in float32. "bf16"

@@ -74,18 +74,18 @@ class Data:
                 return self._of_block(blocks[0], self._checked(blocks[0].split(batch)))
         mine = crew.share(blocks)
         parts = self._checked([part for rows in mine for part in rows.split(batch)])
-        found: list[Tensor] = []
+        made: list[Tensor] = []
 
         def digests() -> Iterator[int]:
             for rows in mine:
                 told = self._of_block(rows, islice(parts, len(rows.split(batch))))
-                found.append(torch.tensor([[*bytes.fromhex(told)]], dtype=torch.int32))
+                made.append(torch.tensor([[*bytes.fromhex(told)]], dtype=torch.int32))
                 yield 0
 
         for _ in crew.rounds(len(blocks), digests()):
             pass
         places = crew.share(torch.arange(len(blocks)).split(1))
-        return values_digest(crew.rows(found, places, len(blocks), torch.int32), len(self))
+        return values_digest(crew.rows(made, places, len(blocks), torch.int32), len(self))
 
     def looks(self) -> str:
         """A digest of the labels and the first images: by it a process has other data than one."""

@@ -30,7 +30,7 @@ class RobustAccuracy(TrainerCallback):  # type: ignore[misc]
 
     images: the pair (x, y), or batches of it, in [0, 1]. every: so many evaluations apart.
     network: makes a network from images to logits of the Trainer's model; by default `Logits`.
-    options: what else `yopo.evaluate` takes, such as batch=500.
+    threat, attacks: as in `yopo.evaluate`. options: what else it takes, such as batch=500.
 
     So `metric_for_best_model` can choose by it, with every=1, and `state.log_history` has it.
     """

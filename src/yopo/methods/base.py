@@ -75,8 +75,9 @@ class Method(ABC):
 
     `loss = method(x, y)` is the same as a loss, for frameworks that call `loss.backward()`. Else
     it changes only what any training pass does, BatchNorm's statistics; Free also steps its
-    optimizer. The class attributes, `cut`, `settings`, `on`, `run`, `state_dict` and
-    `load_state_dict` are all that the engine, the trainer and checkpoints ask of a method.
+    optimizer. The engine, the trainer and checkpoints ask a method for its class attributes, for
+    `model` and `loss`, and for `backward`, `prepare`, `cut`, `settings`, `on`, `run`, `state_dict`
+    and `load_state_dict`, and for nothing else; the trainer sets `threat` while the radius grows.
     """
 
     compares_classes = False  # with one logit, whose softmax is always 1, it would do nothing
@@ -225,7 +226,7 @@ class Method(ABC):
 
 
 class AdversarialMethod(Method):
-    """A way to train against a threat."""
+    """A way to train against a threat. model, threat, loss, generator: as for `yopo.YOPO`."""
 
     threat: Threat
 

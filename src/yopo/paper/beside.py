@@ -87,11 +87,11 @@ def _ours(group: Sequence[Run], attack: str) -> Cell:
                 kinds.setdefault(kind, {})[run.name] = a["accuracy"], tuple(a["interval"])
     if not kinds:
         for run in group:
-            which, own = run.own
-            if run.result and attack in own:
+            which, shown = run.own
+            if run.result and attack in shown:
                 n = run.result["test_images"]
-                interval = wilson(round(own[attack] * n), n)
-                kinds.setdefault((True, which, n, "own"), {})[run.name] = own[attack], interval
+                interval = wilson(round(shown[attack] * n), n)
+                kinds.setdefault((True, which, n, "own"), {})[run.name] = shown[attack], interval
     if not kinds:
         return "–"
     kind = max(kinds, key=lambda kind: (kind[0], len(kinds[kind]), kind[2]))

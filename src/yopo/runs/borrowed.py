@@ -37,7 +37,7 @@ def borrow(weights: Path, settings: Tree) -> Saved:
         )
     if not weights.is_file():
         raise ValueError(f"no file {weights}; give the network's weights with --weights FILE")
-    config = validate(overlay(_known_to_timm(settings), settings))
+    config = validate(overlay(known_to_timm(settings), settings))
     state, entry = unwrapped(tensor_files.load_foreign(weights))
     if config.model.name == "preactresnet18" and any(".shortcut.0." in name for name in state):
         raise ValueError(
@@ -79,7 +79,7 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def _known_to_timm(settings: Tree) -> Tree:
+def known_to_timm(settings: Tree) -> Tree:
     """What timm's own description of a network says of its pictures."""
     model, data = settings.get("model", {}), settings.get("data", {})
     name = str(model.get("name", ""))

@@ -47,7 +47,7 @@ Judge = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> logits (
 class Exported:
     """A file, and how it answers beside the network that it was made of."""
 
-    path: Path
+    path: Path  # of the file
     words: dict[str, str]  # in the file, beside the network
     difference: float | None  # the largest of any logit; None: nothing here can run the file
     check: str = ""  # accuracies, in words, if they were asked for
@@ -71,10 +71,12 @@ def export_run(
 ) -> Exported:
     """Write the network of a run folder or of a weights file as `to`, "onnx" or "pt2".
 
-    out: by default beside the weights. The file's answers are compared with the network's on
-    random images of several batch sizes, and it is not kept if they differ. check: so many test
-    images are attacked with PGD-20, too; of ONNX, which has no gradients, on the network itself
-    (on `device`), and the file judges them. Others are as in `yopo.runs.api.evaluate_run`.
+    out: by default beside the weights; overwrite: whatever is there. The file's answers are
+    compared with the network's on random images of several batch sizes, and it is not kept if they
+    differ. check: so many test images are attacked with PGD-20, too; of ONNX, which has no
+    gradients, on the network itself (on `device`), and the file judges them. seed: of what is drawn
+    for that. say: hears what is done. weights, trust, model_name, data_root, data_path: as in
+    `yopo.runs.api.evaluate_run`.
     """
     if to not in FORMATS:
         raise ValueError(f"expected --to {' or '.join(FORMATS)}, got {to!r}")

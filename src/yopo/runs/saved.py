@@ -150,7 +150,7 @@ def load_images(saved: Saved) -> DataSet:
     return Arrays(x, y, x, y, tuple(told.classes))
 
 
-def _completed(state: Tensors, own: Tensors) -> Tensors:
+def completed(state: Tensors, own: Tensors) -> Tensors:
     """Others' weights under our names: our normalisation, and counters of BatchNorm if they lack.
 
     The counters say how many batches were seen, and are of no use after training.
@@ -160,6 +160,19 @@ def _completed(state: Tensors, own: Tensors) -> Tensors:
     kept = ("normalize.mean", "normalize.std")
     lacking = (n for n in own if n in kept or n.endswith(".num_batches_tracked"))
     return {name: own[name] for name in lacking} | state
+
+
+def differences(own: Tensors, state: Tensors) -> str:
+    """In which names and shapes some weights differ from a network's own: the first of them."""
+    wrong = [f"no {name}" for name in own if name not in state]
+    wrong += [f"{name}, which it does not have" for name in state if name not in own]
+    wrong += [
+        f"{name} of shape {_kind(state[name])}, not {_kind(own[name])}"
+        for name in own
+        if name in state and _kind(state[name]) != _kind(own[name])
+    ]
+    more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+    return "; ".join(w[:100] for w in wrong[:3]) + more
 
 
 def _kind(tensor: Tensor) -> str:
@@ -179,19 +192,11 @@ def load_model(saved: Saved, data: DataSet) -> nn.Module:
     Slots(model).fit(state, {}, {})  # some networks fill buffers in their first pass
     own = model.state_dict()
     if saved.state is not None:
-        state = _completed(state, own)
-    wrong = [f"no {name}" for name in own if name not in state]
-    wrong += [f"{name}, which it does not have" for name in state if name not in own]
-    wrong += [
-        f"{name} of shape {_kind(state[name])}, not {_kind(own[name])}"
-        for name in own
-        if name in state and _kind(state[name]) != _kind(own[name])
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        state = completed(state, own)
+    if wrong := differences(own, state):
         raise ValueError(
             f"{weights.name} is of another architecture than {config.model.name} with "
-            f"{classes} classes: {'; '.join(w[:100] for w in wrong[:3])}{more}"
+            f"{classes} classes: {wrong}"
         )
     model.load_state_dict(state)
     if config.model.channels_last:

@@ -1,13 +1,18 @@
 """What a file names, and not the user: networks, ours and timm's alone, and data sets of ours."""
 
+import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from yopo.data import Sources
 from yopo.data.listing import look_into
@@ -112,9 +117,11 @@ def build(
     check(config)
     _, channels, _, side = x_train.shape
     try:
-        if config.name in NETWORKS:  # without memory first: one tensor could take all there is
-            with _no_larger(held), torch.device("meta"):
-                build_network(config, classes, channels, side)
+        if config.name not in NETWORKS:
+            importlib.import_module("timm")  # outside: what it makes itself is to have memory
+        # Without memory first: one tensor could take all there is.
+        with _no_larger(held), torch.device("meta"):
+            build_network(config, classes, channels, side)
         with _no_larger(held):
             return build_model(config, x_train, classes)
     except Exception as error:
@@ -124,22 +131,29 @@ def build(
 
 @contextmanager
 def _no_larger(held: Mapping[str, Shape]) -> Iterator[None]:
-    """Stop building at twice the parameters that the file has; a network may replace some."""
-    elements, made = sum(map(prod, held.values())), [0, 0]
+    """Stop building at twice what the file has; a network may replace some of its parameters."""
+    elements, made = sum(map(prod, held.values())), Counter[str]()
 
-    def count(_module: nn.Module, _name: str, parameter: nn.Parameter) -> None:
-        made[:] = made[0] + parameter.numel(), made[1] + 1
-        if made[0] > 2 * elements or made[1] > 2 * len(held):
+    def count(_module: nn.Module, _name: str, tensor: Tensor | None) -> None:
+        if tensor is None:
+            return
+        kind = "parameters" if isinstance(tensor, nn.Parameter) else "buffers"
+        made.update({kind: tensor.numel(), "tensors": kind == "parameters"})
+        if made[kind] > 2 * elements or made["tensors"] > 2 * len(held):
             raise ValueError(
-                "it has more parameters than the weights file, which has "
+                f"it has more {kind} than the weights file, which has "
                 f"{elements:,} numbers in {len(held):,} tensors"
             )
 
-    hook = register_module_parameter_registration_hook(count)
+    hooks = [
+        register_module_parameter_registration_hook(count),
+        register_module_buffer_registration_hook(count),
+    ]
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _plain(value: object, most: float) -> bool:

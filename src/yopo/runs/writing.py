@@ -6,6 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
 from yopo.core.parallel import in_group
 from yopo.runs import distributed
 from yopo.runs.learner import Learner
@@ -72,3 +74,5 @@ class Writing:
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
+        if (group := self.__dict__.pop("group", None)) is not None:
+            dist.destroy_process_group(group)  # its threads end here, and not while Python ends
