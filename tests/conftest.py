@@ -16,9 +16,11 @@ import hypothesis.core
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests import SEED
 
@@ -70,6 +72,14 @@ def _float64_and_seed() -> Iterator[None]:
 def float32() -> None:
     """As users have it; what sets it to float64 for each test sets it back too."""
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """This process, as a group of one."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -267,6 +267,18 @@ def test_the_card_is_one_that_the_hub_reads(run: Path, hub: Hub) -> None:
     assert "| autoattack | 43.75% (42.8–44.8) | standard version |" in card.text
 
 
+def test_the_card_says_at_which_radius_each_number_was_found(run: Path, hub: Hub) -> None:
+    """Which may not be that of the training."""
+    values = seals.read_json(run / "eval.json")
+    values["about"] |= {"eps": 1 / 255, "threat": "L∞, eps = 1/255"}
+    seals.write_json(run / "eval.json", values)
+    text = push_run(run, REPO).card
+    attacked = huggingface_hub.ModelCard(text).data.eval_results[1:]
+    assert [r.metric_args["eps"] for r in attacked] == [1 / 255] * 3
+    assert "to hold under attacks in an L∞ ball of radius 8/255." in text
+    assert "Threat: L∞, eps = 1/255." in text
+
+
 def test_data_sets_of_the_hub_have_its_names(hub: Hub, tmp_path: Path) -> None:
     net = write_network(tmp_path / "c10", "preactresnet18", data={"name": "cifar10"})
     write_evaluation(tmp_path / "c10", net)

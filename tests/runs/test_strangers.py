@@ -474,10 +474,11 @@ def test_data_run_no_code(tmp_path: Path, refused: Ask, monkeypatch: pytest.Monk
         (batches / name).write_bytes(pickle.dumps({"data": Touch(), "labels": []}))
     run = write(tmp_path / "batches", None, {"data": {"name": "cifar10", "root": "."}})
     assert "refused to load posix.system" in refused("eval", run)
-    for split in ("train", "test"):  # PostScript, for which pillow would start another program
-        (tmp_path / "photos" / split / "a").mkdir(parents=True)
+    # PostScript, for which pillow would start another program
+    for split in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / "photos" / split).mkdir(parents=True)
         start_of = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n%%EOF\n"
-        (tmp_path / "photos" / split / "a" / "x.png").write_bytes(start_of)
+        (tmp_path / "photos" / split / "x.png").write_bytes(start_of)
     monkeypatch.setattr(subprocess, "Popen", start)
     run = write(tmp_path / "run", None, {"data": {"name": "folder", "root": "photos"}})
     assert "x.png" in refused("eval", run)

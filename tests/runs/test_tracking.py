@@ -1,6 +1,5 @@
 """What trackers are told: each epoch once, whatever becomes of the run or of a tracker."""
 
-import re
 import shutil
 import signal
 import sys
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 import yopo
+from tests.pages import fenced
 from tests.runs.test_api import config, tree
 from tests.tiny import Silent, tiny_data
 from yopo.core import seals
@@ -91,10 +91,34 @@ def test_a_run_and_its_evaluation_are_one_run_of_the_tracker(
     found = evaluate_run(out, "clean,pgd-2", device="cpu", track=[later])
     assert later.begun == [("run", "number 7")]
     shares = {f"eval/{k}": v for k, v in found.result.accuracy.items()}
-    assert later.told == [(2, shares | {"eval/worst": found.result.worst})]
+    assert later.told == [
+        (2, shares | {"eval/worst": found.result.worst, "eval/eps": config.threat.eps})
+    ]
     assert later.cards == [found.result.card()]
     assert np.array_equal(later.pictures["eval/clean"], clean)
     assert np.array_equal(later.pictures["eval/adversarial"], attacked)
+
+
+def test_two_trackers_of_one_class_are_both_told(config: Config, tmp_path: Path) -> None:
+    """Each is gone on with by its own name for the run."""
+
+    class Numbered(Mine):
+        def __init__(self, number: str) -> None:
+            super().__init__()
+            self.number = number
+
+        def start(self, *run: Any) -> str:
+            super().start(*run)
+            return self.number
+
+    out, first = tmp_path / "run", [Numbered("a"), Mine(), Numbered("b"), Numbered("c")]
+    train_run(config, out, device="cpu", track=first)
+    assert [t.steps for t in first] == [[1, 2]] * 4
+    again = [Numbered("-"), Mine(), Numbered("-"), Numbered("-")]
+    evaluate_run(out, "clean", device="cpu", eps=config.threat.eps / 2, track=again)
+    assert [t.begun for t in again] == [[("run", name)] for name in ("a", "number 7", "b", "c")]
+    for tracker in again:  # and of the radius
+        assert tracker.told[0][1]["eval/eps"] == config.threat.eps / 2
 
 
 class Stopping(Silent):
@@ -262,7 +286,7 @@ def test_the_pages_own_tracker_is_one(
     config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    (block,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Printed" in b]
+    (block,) = [b for b in fenced(page, "python") if "Printed" in b]
 
     def called(config: Config, out: Path, track: list[Any]) -> None:
         kind, mine = track

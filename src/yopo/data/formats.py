@@ -27,6 +27,7 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom
 Choose = Callable[[int, int], Box]  # chooses a part of a picture of that width and height
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # EPS would start Ghostscript
+REPAIR = "; repair or remove it"  # what becomes of a picture that cannot be read
 PIXELS = 25_000_000  # of a picture in memory; up to 14 bytes each while it is read
 JPEG_PIXELS = 125_000_000  # of a JPEG that is made smaller while it is decoded
 JPEG_BYTES = 400_000_000  # that the decoder may keep meanwhile, where it must see all of it first
@@ -172,8 +173,10 @@ def read_picture(  # (H, W, 3)
             return decode(stream, size, mode, cut, least)
     except ImportError:
         raise
+    except FileNotFoundError:
+        raise ValueError(f"no file {file}") from None
     except Exception as error:  # what pillow raises on damaged files can be anything
-        raise ValueError(f"cannot read {file}: {said(error)}; repair or remove it") from error
+        raise ValueError(f"cannot read {file}: {said(error)}{REPAIR}") from error
 
 
 def decode(
@@ -265,5 +268,6 @@ def _opened(stream: BinaryIO) -> "ImageFile":
 
 
 def said(error: Exception) -> str:
-    """An error's words in one line; some have none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An error's words in one line, without numbers and names of files; some have none."""
+    words = getattr(error, "strerror", None) or str(error)
+    return " ".join(words.split()) or type(error).__name__

@@ -51,7 +51,7 @@ class Prepared:
 
     def __init__(self, listed: Listed, how: Preparation) -> None:
         self.listed, self.how = listed, how
-        self.labels = torch.tensor(listed.labels)
+        self.labels = listed.labels
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ def pictures_to_test_on(root: Path, how: Preparation) -> Sources:
     folder = next((p for p in parts if p.is_dir() and any(f.is_dir() for f in p.iterdir())), root)
     names = classes_in(folder)
     listed = list_pictures(folder, names)
-    check_classes(folder, listed.labels, names, least=1)
+    check_classes(listed, names, least=1)
     pictures = Prepared(listed, how)
     identity = values_digest(str(how), *listed.files)
     return Sources(train=pictures, test=pictures, names=names, identity=identity)

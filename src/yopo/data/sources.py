@@ -45,8 +45,8 @@ class Arrays:
 
     x_train: Tensor  # (N, C, H, W) uint8
     y_train: Tensor  # (N,) int64
-    x_test: Tensor
-    y_test: Tensor
+    x_test: Tensor  # as those
+    y_test: Tensor  # as those
     names: tuple[str, ...]  # of the classes; its length is their number
     notes: tuple[str, ...] = ()  # what a user should know of them
 
@@ -177,7 +177,13 @@ def checked(arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...] | None) -
             f"expected x_test with images like x_train's, {tuple(x_train.shape[1:])}, "
             f"got {tuple(x_test.shape[1:])}; bring both to one size"
         )
-    largest = int(max(y_train.max(), y_test.max()))
+    there = torch.cat([y_train, y_test]).unique()
+    largest = int(there[-1])
+    if len(there) < 2:
+        raise ValueError(
+            f"expected labels of two classes or more, got {largest} for every image; one class "
+            "alone leaves nothing to tell apart"
+        )
     if names is None:
         if largest >= max(FEWEST, len(y_train) + len(y_test)):
             raise ValueError(

@@ -37,7 +37,7 @@ def borrow(weights: Path, settings: Tree) -> Saved:
         )
     if not weights.is_file():
         raise ValueError(f"no file {weights}; give the network's weights with --weights FILE")
-    config = validate(overlay(_known_to_timm(settings), settings))
+    config = validate(overlay(known_to_timm(settings), settings))
     state, entry = unwrapped(tensor_files.load_foreign(weights))
     if config.model.name == "preactresnet18" and any(".shortcut.0." in name for name in state):
         raise ValueError(
@@ -80,7 +80,7 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def _known_to_timm(settings: Tree) -> Tree:
+def known_to_timm(settings: Tree) -> Tree:
     """What timm's own description of a network says of its pictures."""
     model, data = settings.get("model", {}), settings.get("data", {})
     name = str(model.get("name", ""))
@@ -100,8 +100,9 @@ def _known_to_timm(settings: Tree) -> Tree:
                 f"{name} wants its pictures cut as {cfg.crop_mode!r}, which yopo does not; give "
                 "them ready, as --data.name npz"
             )
-        size = int(data.get("size", cfg.input_size[-1]))
-        tree["data"] = {"size": size, "resize": math.floor(size / (cfg.crop_pct or CROP))}
+        size = int(data.get("size", (cfg.test_input_size or cfg.input_size)[-1]))
+        crop = cfg.test_crop_pct or cfg.crop_pct or CROP
+        tree["data"] = {"size": size, "resize": math.floor(size / crop)}
         tree["data"]["interpolation"] = cfg.interpolation or "bilinear"
     return tree
 

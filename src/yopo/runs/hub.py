@@ -17,6 +17,7 @@ from yopo.runs.accuracies import accuracies
 from yopo.runs.folder import BEST, CONFIG, EVALUATION, refuse_link
 from yopo.runs.saved import Saved, find, load_images
 from yopo.runs.settings import Config
+from yopo.runs.starting import TIMM
 
 HF = "hf:"
 CARD = "README.md"  # as the Hub shows it
@@ -54,8 +55,9 @@ def push_run(
 
     Weights, settings, evaluation and model card; where data lie on this computer is left out. The
     newest evaluation of just these weights goes along; without one nothing is published, unless
-    `unevaluated` says so. revision: a branch. weights, trust, model_name: see
-    `yopo.runs.saved.find`. Who you are, the Hub knows from `hf auth login` or $HF_TOKEN.
+    `unevaluated` says so. revision: a branch. private: a repository that is made is not for all to
+    see. say: hears what is sent. weights, trust, model_name: see `yopo.runs.saved.find`. Who you
+    are, the Hub knows from `hf auth login` or $HF_TOKEN.
     """
     _check(repo, revision)
     hub = _package()
@@ -129,9 +131,12 @@ def _of(evaluation: dict[str, Any], weights: str) -> dict[str, Any]:
 
 
 def _public(config: Config) -> Config:
-    """Without where data lie on this computer."""
+    """Without where data and first weights lie on this computer."""
     nowhere: dict[str, Any] = {"root": None, "path": None, "options": {}}
-    return config.model_copy(update={"data": config.data.model_copy(update=nowhere)})
+    data, model = config.data.model_copy(update=nowhere), config.model
+    if model.start != TIMM:
+        model = model.model_copy(update={"start": None})
+    return config.model_copy(update={"data": data, "model": model})
 
 
 # ---------------------------------------------------------------- from the Hub

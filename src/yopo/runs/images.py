@@ -14,7 +14,17 @@ from yopo.core.digest import raw, values_digest
 from yopo.core.random import mix
 from yopo.data.batches import Batches
 from yopo.data.loader import Loader
-from yopo.data.source import Feed, InMemory, Opens, Pictures, Rows, Source, Sources, can_read
+from yopo.data.source import (
+    Feed,
+    InMemory,
+    Opens,
+    Pictures,
+    Rows,
+    Source,
+    Sources,
+    can_be_sized,
+    can_read,
+)
 from yopo.data.sources import Arrays
 from yopo.data.streamed import Streamed
 from yopo.runs.measure import commonest
@@ -77,6 +87,8 @@ def to_train_on(data: DataSet, config: Config) -> int | None:
 def split(data: DataSet, config: Config) -> Images:
     """Hold images out of the training set, drawn with the run's seed."""
     _check_heeded(data, config.data)
+    if config.schedule.sizes:
+        _check_sizable(data, config.data)
     if isinstance(data, Sources):
         return _of_sources(data, config)
     sha = hashlib.sha256(repr(tuple(data.x_train.shape)).encode())
@@ -138,6 +150,21 @@ def _check_heeded(data: DataSet, c: DataConfig) -> None:
         )
 
 
+def _check_sizable(data: DataSet, c: DataConfig) -> None:
+    """Refuse a schedule of sizes for images that have but one."""
+    if isinstance(data, Sources) and can_be_sized(data.train):
+        return
+    why, advice = "have one size", "leave it out, or give the pictures a method sized(side)"
+    if isinstance(data, Arrays):
+        why, advice = "are in memory in one size", "leave it out"
+        if c.name == "folder":
+            advice = "say --data.resident false, or leave it out"
+    raise ValueError(
+        "schedule.sizes decodes training pictures in another size in each phase, and those of "
+        f"{c.name} {why}; {advice}"
+    )
+
+
 def _of_sources(data: Sources, config: Config) -> Images:
     train, held = data.train, data.held
     if held is None:
@@ -184,7 +211,9 @@ def _drawn(n: int, config: Config) -> tuple[Tensor, Tensor]:
     """Rows to train on, in order, and rows to hold out."""
     out = held_out(n, config)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(mix(config.seed, "split")))
-    return order[out:].sort().values, order[:out]
+    held = order[:out].clone()  # a view would keep all of it in memory
+    is_left = torch.ones(n, dtype=torch.bool).index_fill_(0, held, False)
+    return is_left.nonzero()[:, 0], held
 
 
 def workers(config: DataConfig) -> int:

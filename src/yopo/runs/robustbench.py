@@ -86,11 +86,11 @@ class Paper:
     """What a claim says of its origin, which no run knows."""
 
     name: str  # as Zhang2019You: who, when, the title's first word
-    title: str
-    authors: str
-    venue: str
-    link: str
-    additional_data: bool = False
+    title: str  # of the paper
+    authors: str  # in one line
+    venue: str  # where it appeared
+    link: str  # to it
+    additional_data: bool = False  # trained on more than CIFAR-10
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,10 @@ def claim_run(
     weights: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Claim:
-    """Write what RobustBench's "New Model(s)" asks for, into `out`, by default RUN/robustbench.
+    """Write what RobustBench's "New Model(s)" asks for, into `out`, by default `run`/robustbench.
+
+    paper: where the network comes from. weights: "best" (default) or "last". say: hears what was
+    written.
 
     Only for CIFAR-10, and only from an evaluation of these weights on the whole test set, with the
     whole of AutoAttack, at the leaderboard's own radius. A preactresnet18 or wideresnet is written

@@ -40,6 +40,8 @@ class Tracking:
             if isinstance(one, str):
                 folder.refuse_link(folder.tracker_files(run, one))
             kind = one if isinstance(one, str) else type(one).__name__
+            if not isinstance(one, str) and kind in self.trackers:  # two of a class
+                kind = f"{kind}-{len(self.trackers) + 1}"
             self.trackers[kind] = named(one) if isinstance(one, str) else one
         self.run, self.name, self.settings, self.say = run, name, flat(settings, "."), say
         self.here = here
@@ -150,7 +152,7 @@ def evaluated(tracking: Tracking, seen: closeup.Seen, step: int) -> None:
     rows, result = choose(seen.y), seen.result
     x, y = seen.pictures.read(rows), seen.y[rows]
     hostile = closeup.attacked(seen.model, x, y, seen.threat, result.about["seed"])
-    values = {"eval": {**result.accuracy, "worst": result.worst}}
+    values = {"eval": {**result.accuracy, "worst": result.worst, "eps": seen.threat.eps}}
     tracking.found(values, step, {"eval/clean": x, "eval/adversarial": hostile}, result.card())
 
 
@@ -159,6 +161,10 @@ class Told:
 
     def __init__(self, watch: object, tracking: Tracking | None = None) -> None:
         self.watch, self.tracking = watch, tracking
+
+    def begin(self, epochs: int) -> None:
+        """How many epochs it will be."""
+        self._tell("begin", epochs)
 
     def say(self, text: str) -> None:
         """A line for the log."""
