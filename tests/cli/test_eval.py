@@ -317,7 +317,7 @@ def evaluate_until_held(words: list[str], folder: str) -> None:
             (at / "held").touch()
             wait_until((at / "signalled").exists)
 
-    tensor_files.save_weights = counted  # type: ignore[assignment]
+    tensor_files.save_weights = counted
     command_line(words, str(at / "said"))
 
 

@@ -262,10 +262,12 @@ def test_names_are_words_and_entries_end(zipped: bool, tmp_path: Path) -> None:
     for _ in range(30):
         deep = {"model": deep}
     for name in ODD_NAMES:
-        torch.save({**own, name: torch.zeros(2)}, file, _use_new_zipfile_serialization=zipped)
+        named = dict[Any, Any](own) | {name: torch.zeros(2)}
+        torch.save(named, file, _use_new_zipfile_serialization=zipped)
         with pytest.raises(ValueError, match=r"of type|is of another architecture"):
             load(file)
-    for tree in (cycle, deep, {}, {"state_dict": {}}):
+    others: tuple[dict[str, Any], ...] = (cycle, deep, {}, {"state_dict": {}})
+    for tree in others:
         torch.save(tree, file, _use_new_zipfile_serialization=zipped)
         with within(5), pytest.raises(ValueError, match="expected a network's tensors"):
             load(file)

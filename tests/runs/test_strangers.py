@@ -616,7 +616,8 @@ EVIL = "<img src=x onerror=alert(1)>|a|\n# b [c](javascript:d) ![e](http://f) `g
 def structure(text: str) -> Counter[str]:
     """Lines, and signs that mean something in Markdown or HTML."""
     signs = Counter(re.findall(r"(?<!\\)[<\[\]|`*>]", text))
-    return signs | Counter({"lines": len(text.splitlines()), "control": len(ODD.findall(text))})
+    signs.update(lines=len(text.splitlines()), control=len(ODD.findall(text)))
+    return signs
 
 
 def test_every_word_of_an_evaluation_is_a_word_in_markdown(tmp_path: Path) -> None:

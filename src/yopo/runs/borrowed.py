@@ -57,11 +57,12 @@ def unwrapped(content: Mapping[str, Any]) -> tuple[Tensors, str]:
             content, entry = content[name], f"{entry}.{name}" if entry else name
     state: Tensors = {k: v for k, v in content.items() if isinstance(k, str) and _is_plain(v)}
     if not state or len(state) < len(content):
-        odd = next((k for k in content if not isinstance(k, str) or k not in state), "nothing")
-        what = f"{odd[:60]!r}" if isinstance(odd, str) else f"a name of type {type(odd).__name__}"
+        odd = next((k for k in content if not isinstance(k, str) or k not in state), "")
+        what = f"something else as {odd[:60]!r}" if odd else "nothing"
+        if not isinstance(odd, str):
+            what = f"a name of type {type(odd).__name__}"
         raise ValueError(
-            f"expected a network's tensors in the weights file, got {what}; keep dense tensors, "
-            "each by its name"
+            f"expected a network's tensors in the weights file, dense and by name, got {what}"
         )
     while len(first := {name.partition(".")[0] for name in state}) == 1 and first <= {*AROUND}:
         state = {name.partition(".")[2]: tensor for name, tensor in state.items()}
