@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -161,8 +162,9 @@ class Around(nn.Module):
         return self.method(x, y)
 
 
-def flat(net: nn.Module, **options: bool) -> nn.Module:
-    return FullyShardedDataParallel(net, device_id=torch.device("cpu"), **options)
+def flat(net: nn.Module, use_orig_params: bool) -> Any:
+    device = torch.device("cpu")
+    return FullyShardedDataParallel(net, device_id=device, use_orig_params=use_orig_params)
 
 
 FIRST_KIND = r"FullyShardedDataParallel \(FSDP1\) .* use torch\.distributed\.fsdp\.fully_shard"
@@ -192,8 +194,8 @@ def test_fsdp1_is_refused(kind: type[PGD] | type[YOPO], original: bool, batch: B
 def test_fully_shard_is_not(batch: Batch) -> None:
     """Given the network, its blocks or a module around it, before the method or after."""
     mesh = init_device_mesh("cpu", (1,))
-    for of in (lambda n: n, lambda n: n.network, lambda n: n.network[2]):
+    for name in ("", "network", "network.2"):
         around = Around(YOPO)
-        fully_shard(of(around), mesh=mesh)
+        fully_shard(around.get_submodule(name), mesh=mesh)
         around(*batch).backward()
         YOPO(around.network, Linf(0.1))

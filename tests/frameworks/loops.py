@@ -136,7 +136,8 @@ def page(name: str) -> dict[str, Any]:
 def as_a_file(name: str, folder: Path, *more: str) -> None:
     """Save the block under its name, run it, and as the page's line for a shell does it."""
     text = (FRAMEWORKS / f"{name}.md").read_text()
-    file = saved(*fenced(text, "python"), folder)
+    (block,) = fenced(text, "python")
+    file = saved(block, folder)
     (line,) = fenced(text)
     tool, first, *words = shlex.split(line)
     assert words[-1] == file.name

@@ -151,8 +151,12 @@ def test_the_trainer_keeps_the_most_robust_weights(tmp_path: Path) -> None:
     torch.set_default_dtype(torch.float64)
     net, data = classifier(), held_by_the_classifier()
     one = trainer(
-        *(net, tmp_path, 4),
-        **{"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 4},
+        net,
+        tmp_path,
+        4,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        num_train_epochs=4,
         metric_for_best_model="accuracy_pgd-3",
     )
     one.add_callback(RobustAccuracy(data, yopo.Linf(0.005), ATTACKS))

@@ -59,7 +59,7 @@ def unwrapped(content: Mapping[str, Any]) -> tuple[Tensors, str]:
     if not state or len(state) < len(content):
         odd = next((k for k in content if not isinstance(k, str) or k not in state), "")
         what = f"something else as {odd[:60]!r}" if odd else "nothing"
-        if not isinstance(odd, str):
+        if type(odd) is not str:
             what = f"a name of type {type(odd).__name__}"
         raise ValueError(
             f"expected a network's tensors in the weights file, dense and by name, got {what}"
