@@ -387,10 +387,10 @@ def foreign(draw: st.DrawFn, state: dict[str, torch.Tensor]) -> bytes:
         elif isinstance(value, torch.Tensor) and not value.is_complex():
             with warnings.catch_warnings(action="ignore"):  # some kinds are prototypes
                 tree[name] = OTHER_KINDS[draw(st.sampled_from([*OTHER_KINDS]))](value)
-    for entry in draw(st.lists(st.sampled_from(borrowed.ENTRIES), max_size=6)):
+    for entry in draw(st.lists(st.sampled_from(borrowed.KEYS), max_size=6)):
         tree = {"epoch": 3, entry: tree}
     if draw(st.integers(0, 3)) == 0:
-        tree[draw(st.sampled_from(borrowed.ENTRIES))] = tree
+        tree[draw(st.sampled_from(borrowed.KEYS))] = tree
     buffer = io.BytesIO()
     try:
         torch.save(tree, buffer, _use_new_zipfile_serialization=draw(st.integers(0, 3)) > 0)

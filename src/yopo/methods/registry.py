@@ -106,7 +106,7 @@ class Entry:
                 )
         if "name" in own:
             raise ValueError(f"expected no setting called name, which is {self.name!r}")
-        return {name: p for name, p in own.items() if plain(p.annotation)}
+        return {name: p for name, p in own.items() if is_plain(p.annotation)}
 
     @cached_property
     def pattern(self) -> str:
@@ -201,7 +201,7 @@ def kind(annotation: object) -> tuple[object, bool]:
     return (rest[0] if len(rest) == 1 else annotation), len(rest) < len(get_args(annotation))
 
 
-def plain(annotation: object) -> bool:
+def is_plain(annotation: object) -> bool:
     """Whether a parameter of that type can be a setting."""
     held, _ = kind(annotation)
     return held in PLAIN or get_origin(held) is Literal

@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any
 
 from yopo.evaluation.result import Interval, wilson
+from yopo.methods.registry import ENTRIES
 from yopo.paper.reproduction import TABLES
 from yopo.paper.tables import paper
 from yopo.report.clock import undisturbed
@@ -119,10 +120,12 @@ def _ratio(group: Sequence[Run], runs: Sequence[Run]) -> str:
 
 
 def _paper_ratio(rows: dict[str, dict[str, float]], method: str) -> str:
-    rival = "TRADES-" if method.startswith("TRADES") else "PGD-"
-    steps = [int(m.removeprefix(rival)) for m in rows if m.removeprefix(rival).isdigit()]
-    if method == "Natural" or method.removeprefix(rival).isdigit():
+    named = [entry for entry in ENTRIES.values() if method.startswith(entry.label)]
+    entry = max(named, key=lambda entry: len(entry.label))  # TRADES-YOPO rather than TRADES
+    if not entry.rival:
         return "–"
+    rival = f"{ENTRIES[entry.rival].label}-"
+    steps = [int(m.removeprefix(rival)) for m in rows if m.removeprefix(rival).isdigit()]
     return f"{rows[method]['minutes'] / rows[f'{rival}{max(steps)}']['minutes']:.2f}"
 
 

@@ -122,7 +122,7 @@ def against_eps(runs: Sequence[Run]) -> tuple[dict[str, Any], str] | None:
     for (button, hue), group in _placed(runs):
         kinds: dict[str, dict[Run, Spots]] = {}
         for run in group:
-            e = next((e for e in run.ranked if e.get("radii") and run.weights(e)), None)
+            e = next((e for e in run.strongest_first if e.get("radii") and run.weights(e)), None)
             if e is None or "clean" not in e["attacks"]:
                 continue
             radii, n = e["radii"], e["about"]["images"]

@@ -104,7 +104,7 @@ def own_table(runs: Sequence[Run]) -> Table | None:
 
 def attacks_table(runs: Sequence[Run]) -> Table | None:
     """What `yopo eval` found, attack by attack; None if it was not asked."""
-    pairs = [(run, e) for run in runs for e in run.ranked]
+    pairs = [(run, e) for run in runs for e in run.strongest_first]
     if not pairs:
         return None
     attacks = list(dict.fromkeys(a for _, e in pairs for a in e["attacks"]))

@@ -20,7 +20,7 @@ from yopo.runs.settings import Config
 from yopo.runs.starting import TIMM
 
 HF = "hf:"
-CARD = "README.md"  # as the Hub shows it
+MODEL_CARD = "README.md"  # as the Hub shows it
 REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,200}", re.ASCII)
 COMMIT = re.compile("[0-9a-f]{40}")
@@ -73,7 +73,7 @@ def push_run(
     with tempfile.TemporaryDirectory(prefix="yopo-") as name:
         folder = Path(name)
         _write(folder, saved, evaluation)
-        files.write_text(folder / CARD, card)
+        files.write_text(folder / MODEL_CARD, card)
         there = sorted(path.name for path in folder.iterdir())
         say(f"sending {', '.join(there)} to {repo}")
         with _answered(f"{repo} was not published"):

@@ -61,8 +61,9 @@ def meet(backend: str, device: torch.device | None, patience: Patience = Patienc
     )
 
 
-def another_group(patience: Patience = Patience()) -> dist.ProcessGroup:  # noqa: B008
+def another_group() -> dist.ProcessGroup:
     """All processes once more, over gloo, for what is said beside the exchanges of training."""
+    patience = Patience()
     dist.barrier()  # they come when they come; from here on who is missing was killed
     wait = timedelta(seconds=patience.connecting / 5)
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=wait)

@@ -159,8 +159,9 @@ def evaluated(tracking: Tracking, seen: closeup.Seen, step: int) -> None:
 class Told:
     """Who watches a run, and its trackers. What a watcher has no method for, it is not told."""
 
-    def __init__(self, watch: object, tracking: Tracking | None = None) -> None:
-        self.watch, self.tracking = watch, tracking
+    def __init__(self, watch: object) -> None:
+        self.watch = watch
+        self.tracking: Tracking | None = None
 
     def begin(self, epochs: int) -> None:
         """How many epochs it will be."""
