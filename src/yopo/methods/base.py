@@ -77,7 +77,8 @@ class Method(ABC):
     it changes only what any training pass does, BatchNorm's statistics; Free also steps its
     optimizer. The engine, the trainer and checkpoints ask a method for its class attributes, for
     `model` and `loss`, and for `backward`, `prepare`, `cut`, `settings`, `on`, `run`, `state_dict`
-    and `load_state_dict`, and for nothing else; the trainer sets `threat` while the radius grows.
+    and `load_state_dict`, and for nothing else. The trainer sets `threat` while the radius grows,
+    and `m` where the phases of its schedule have one of their own.
     """
 
     compares_classes = False  # with one logit, whose softmax is always 1, it would do nothing
