@@ -79,7 +79,7 @@ def test_no_method_is_asked_for_by_its_name() -> None:
                 assert not words & {*ENTRIES} - allowed, f"{where}: {ast.unparse(node)}"
 
 
-HELD = re.compile(r"(self\.|learner\.)*_?(method|fast|plain)|running|form")  # a method, in the source
+HELD = re.compile(r"(self\.|learner\.)*_?(method|fast|plain)|running|form")  # in the source
 ASKING = ("runs/learner.py", "runs/trainer.py", "runs/epoch_end.py", "runs/snapshot.py")
 
 
