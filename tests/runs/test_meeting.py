@@ -147,7 +147,9 @@ def killed_in(rank: int, where: str, killed: int, port: int, folder: Path) -> No
     main()
 
 
-@pytest.mark.parametrize(("where", "killed"), [("_connected", 0), ("_connected", 1), ("_told", 1)])
+@pytest.mark.parametrize(
+    ("where", "killed"), [("_connected", 0), ("_connected", 1), ("_first_wrong", 1)]
+)
 def test_one_killed_while_they_meet_is_missed(where: str, killed: int, tmp_path: Path) -> None:
     """Without torchrun, which would end the other: it ends by itself, and says why."""
     both = pair(killed_in, where, killed, free_port(), tmp_path)

@@ -79,7 +79,7 @@ def summary(runs: "Sequence[Run]") -> Table:
     weights = [run.weights(e) for run in runs for e in run.evaluations.values()]
     common = [which for which in ("best", "last") if all(which in w for w in weights)]
     for run in runs:
-        for e in run.ranked:
+        for e in run.strongest_first:
             about = e["about"]
             which = common[0] if common else evaluated_weights(run, e)
             how = f"{which} weights, {about['images']:,} images, {about['threat']}"

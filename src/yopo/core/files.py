@@ -52,9 +52,9 @@ def read_text(path: Path, most: int = TEXT) -> str:
         raise ValueError(f"{path} is not UTF-8 text ({error.reason}); make it anew") from None
 
 
-def read_json(path: Path, most: int = TEXT) -> Any:  # noqa: ANN401
+def read_json(path: Path) -> Any:  # noqa: ANN401
     """The value in a JSON file."""
-    return parse_json(read_text(path, most), str(path))
+    return parse_json(read_text(path), str(path))
 
 
 def parse_json(text: str, name: str, *, nan: bool = False) -> Any:  # noqa: ANN401

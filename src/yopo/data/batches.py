@@ -89,6 +89,12 @@ class Opened:
         """Steps in an epoch."""
         return self.steps
 
+    @property
+    def ahead(self) -> int:
+        """Batches that worker processes make before they are asked for, as torch's loaders tell."""
+        workers, each = (getattr(self.loader, n, 0) for n in ("num_workers", "prefetch_factor"))
+        return (workers or 0) * (each or 0)
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from step `start` on."""
         if not 0 <= start <= len(self):

@@ -91,7 +91,8 @@ def split(listed: Listed, names: tuple[str, ...]) -> tuple[Chosen, Chosen]:
     """Which pictures are to train on, and which to test; of each class at least one in both.
 
     A picture's own content says where it belongs: copies of it come to the same side, and others
-    that are added later do not move it into the test set of a network that was trained on it.
+    that are added later do not move it into the test set of a network that was trained on it. Only
+    where that would leave a class nothing on one side, what comes nearest to it is put there.
     """
     with ThreadPoolExecutor() as pool:
         files = map(listed.path, range(len(listed)))
@@ -106,8 +107,10 @@ def placed(listed: Listed, names: tuple[str, ...], digests: Iterable[str]) -> tu
     end = 0
     for many in counts(listed.labels, names):
         of_class, end = slice(end, end + many), end + many
-        test[of_class][places[of_class].argmin()] = True
-        test[of_class][::-1][places[of_class][::-1].argmax()] = False  # the last of those alike
+        lowest = places[of_class] == places[of_class].min()  # with its copies
+        if lowest.all():  # a class of copies alone has them on both sides
+            lowest[1:] = False
+        test[of_class] = lowest | (test[of_class] & (places[of_class] != places[of_class].max()))
     return ~test, test
 
 

@@ -22,7 +22,7 @@ class MapStyle(Protocol):
 
 
 class Items:
-    """Pictures from a data set of (image, label) or {"image": ..., "label": ...}.
+    """Pictures from `dataset`, of (image, label) or {"image": ..., "label": ...}.
 
     An image is a tensor (C, H, W), uint8 or floating point in [0, 1], an array (H, W) or (H, W, C)
     of uint8, or one of pillow's. Whatever the data set draws at random is a function of seed, epoch

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from yopo.data.formats import PICTURES
+from yopo.data.formats import PICTURES, REPAIR
 
 Chosen = NDArray[np.bool_]  # (N,) of pictures
 NAMED = 10  # broken pictures that are named
@@ -118,12 +118,13 @@ def _is_split(folder: Path) -> bool:
 
 
 def classes_in(folder: Path) -> tuple[str, ...]:
-    """The names of its folders, sorted."""
+    """The names of its folders, sorted; two classes are needed."""
     names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
-    if not names:
+    if len(names) < 2:
+        got = f"only {names[0]}" if names else "none"
         raise ValueError(
-            f"expected a folder for each class in {folder}, got none; --data.root names a folder "
-            f"which has {LAYOUTS}"
+            f"expected a folder for each of two classes or more in {folder}, got {got}; "
+            f"--data.root names a folder which has {LAYOUTS}"
         )
     return tuple(names)
 
@@ -171,7 +172,8 @@ def left_out(broken: list[str], skip: bool) -> list[str]:
     if not broken:
         return []
     more = [f"and {len(broken) - NAMED} more"] if len(broken) > NAMED else []
-    listed = "\n".join([*broken[:NAMED], *more])
+    first = [line.removesuffix(REPAIR) if skip else line for line in broken[:NAMED]]
+    listed = "\n".join([*first, *more])
     if not skip:
         joint = ", or" if len(broken) == 1 else "\nor"
         raise ValueError(f"{listed}{joint} leave out what is broken: --data.skip_broken true")

@@ -44,6 +44,11 @@ class Loader:
         """Steps in an epoch; the images left over have their turn in another."""
         return len(self.y) // self.batch
 
+    @property
+    def ahead(self) -> int:
+        """Batches that are fetched before they are asked for."""
+        return 0 if self.resident else 1
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from step `start` on, as if the earlier ones had been drawn."""
         if not 0 <= start <= len(self):

@@ -1,5 +1,6 @@
 """A folder of pictures that are decoded when their turn comes."""
 
+import copy
 import hashlib
 import math
 import os
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from yopo.core.random import mix
 from yopo.data.folders import check_sizes, placed, said_of_split
-from yopo.data.formats import Box, Bytes, read_picture
+from yopo.data.formats import REPAIR, Box, Bytes, check_side, read_picture
 from yopo.data.listing import Chosen, Listed, look_into
 from yopo.data.source import Sources
 from yopo.data.sources import Arrays, load
@@ -54,6 +55,12 @@ class Folder:
         """Of one picture."""
         return self._listed.path(row)
 
+    def sized(self, side: int) -> "Folder":
+        """The same pictures, brought to another side."""
+        other = copy.copy(self)  # names and labels are shared
+        other._size, other.shape = side, (3, side, side)
+        return other
+
     def read(self, rows: Tensor) -> Tensor:
         """Pictures (B, 3, H, W) uint8 of these rows (B,): the shorter side to size, the centre."""
         return self._drawn(rows, None).x
@@ -77,7 +84,8 @@ class Folder:
         except ValueError as error:
             if not self._replaces:
                 raise
-            notes.append(f"{error}; another picture of its class stands for it")
+            why = str(error).removesuffix(REPAIR)
+            notes.append(f"{why}; another picture of its class stands for it")
         alike = (self.labels == self.labels[row]).nonzero().flatten().tolist()
         at = alike.index(row)
         for other in alike[at + 1 :] + alike[:at]:
@@ -136,8 +144,7 @@ def read_or_list(
             "data.area cuts parts out of pictures while they are decoded, which with "
             "data.resident they are once; leave one of them out"
         )
-    if size is not None and size < 1:
-        raise ValueError(f"expected size of at least 1, got {size}")
+    check_side(size)
     there = look_into(root)
     parts = [there.train, *([there.test] if there.test else [])]
     sides = (size, size) if size else _sides(there.train)

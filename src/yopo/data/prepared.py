@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from yopo.core.digest import values_digest
-from yopo.data.formats import PIXELS, Bytes, read_picture
+from yopo.data.formats import PIXELS, Bytes, check_side, read_picture
 from yopo.data.listing import Listed, check_classes, classes_in, list_pictures
 from yopo.data.source import Sources
 
@@ -22,16 +22,20 @@ class Preparation:
     interpolation: str = "bilinear"  # or "bicubic"
 
     def __post_init__(self) -> None:
+        check_side(self.resize)
         if self.resize < self.size:
             raise ValueError(
                 f"expected data.resize of at least data.size, {self.size}, got {self.resize}"
             )
 
     def of(self, file: Path) -> Bytes:  # (size, size, 3)
-        """One picture, as torchvision's Resize and CenterCrop make it, pixel by pixel."""
+        """One picture, as torchvision's Resize and CenterCrop make it, pixel by pixel.
+
+        A JPEG that is too large for memory is made smaller before, while it is decoded.
+        """
         from PIL import Image
 
-        image = Image.fromarray(read_picture(file, None))
+        image = Image.fromarray(read_picture(file, None, least=self.resize))
         short, long = sorted(image.size)
         longer = int(self.resize * long / short)
         if self.resize * longer > PIXELS:

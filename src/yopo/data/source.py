@@ -17,8 +17,9 @@ from yopo.data.augment import Augment
 class Source(Protocol):
     """Training images. `Loader` is one.
 
-    It may also have `state()`, values for JSON that are kept in checkpoints, and `restore(state)`,
-    which returns "", or a line that says why what follows is not exactly what would have been.
+    It may say how many batches it makes `ahead` of those that were asked for. It may also have
+    `state()`, values for JSON that are kept in checkpoints, and `restore(state)`, which returns "",
+    or a line that says why what follows is not exactly what would have been.
     """
 
     def __len__(self) -> int:
@@ -46,18 +47,26 @@ class Pictures(Protocol):
         """Images (B, C, H, W) uint8 of these rows (B,), on the CPU."""
 
 
+class Sizable(Pictures, Protocol):
+    """Images that can be had in another size."""
+
+    def sized(self, side: int) -> Pictures:
+        """The same, square, of that side."""
+
+
 @dataclass(frozen=True, slots=True)
 class Feed:
     """What a run tells whoever makes its training batches."""
 
     batch: int  # images of a step, over all processes
-    seed: int
-    device: torch.device
-    rank: int = 0
-    world: int = 1
-    augment: Augment = Augment()  # noqa: RUF009
+    seed: int  # of the run
+    device: torch.device  # where batches go
+    rank: int = 0  # of this process
+    world: int = 1  # processes
+    augment: Augment = Augment()  # noqa: RUF009  # what is drawn of each image: shifts, flips, ...
     workers: int = 0  # processes that decode
     say: Callable[[str], None] = lambda _: None  # to the one who watches
+    size: Callable[[int], int | None] = lambda _: None  # side in an epoch; None: as they are
 
     @property
     def share(self) -> int:
@@ -73,7 +82,7 @@ class Sources:
     """A data set that need not be in memory; what a `build_data` of your own returns."""
 
     train: Source | Opens | Pictures  # of pictures, batches are made as of arrays in memory
-    test: Pictures
+    test: Pictures  # looked at once, at the end
     names: Sequence[str]  # of the classes; their order gives the labels
     identity: str  # whatever tells it from another data set: a version, a digest of file names
     held: Pictures | None = None  # not trained on; drawn from `train` where that is pictures
@@ -172,6 +181,23 @@ class Rows:
     def read(self, rows: Tensor) -> Tensor:
         """Images of these rows."""
         return self.of.read(self.rows[rows])
+
+
+def can_be_sized(given: object) -> TypeGuard[Sizable]:
+    """Whether they can be had in another size."""
+    while isinstance(given, Rows):
+        given = given.of
+    return hasattr(given, "sized")
+
+
+def sized(pictures: Pictures, side: int | None) -> Pictures:
+    """The same in another size, if one is given."""
+    if side is None:
+        return pictures
+    if isinstance(pictures, Rows):
+        return Rows(sized(pictures.of, side), pictures.rows)
+    assert can_be_sized(pictures)
+    return pictures.sized(side)
 
 
 def is_in_memory(pictures: Pictures) -> bool:

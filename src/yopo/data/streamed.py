@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from yopo.data.augment import apply, draw, generator
 from yopo.data.loader import check_batch, share
-from yopo.data.source import Feed, Pictures, Rows, is_in_memory
+from yopo.data.source import Feed, Pictures, Rows, is_in_memory, sized
 
 AHEAD = 2  # batches that each worker has ready
-Turn = tuple[int, Tensor]  # an epoch, and the rows (B,) of a batch
+Turn = tuple[int, int | None, Tensor]  # an epoch, its side, and the rows (B,) of a batch
 
 
 def read_ahead(pictures: Pictures, parts: Sequence[Tensor], workers: int) -> Iterator[Tensor]:
@@ -68,6 +68,8 @@ class Drawn(NamedTuple):
 class Streamed:
     """`Loader` for pictures that are not in memory: the same batches, bit for bit.
 
+    feed: what the run wants.
+
     Order and augmentation are functions of seed, epoch and step alone: not of the number of
     workers, and not of the number of processes, which each read their own share.
     """
@@ -86,11 +88,17 @@ class Streamed:
         """The batches of an epoch from step `start` on, as if the earlier ones had been drawn."""
         if not 0 <= start <= len(self):
             raise ValueError(f"expected start from 0 to {len(self)} steps, got {start}")
-        f, n, (height, width) = self.feed, len(self.pictures), self.pictures.shape[1:]
+        f, n, side = self.feed, len(self.pictures), self.feed.size(epoch)
+        height, width = sized(self.pictures, side).shape[1:]
         order = torch.randperm(n, generator=generator(f.seed, epoch, "order"))
         numbers = draw(f.augment, n=n, height=height, width=width, seed=f.seed, epoch=epoch)
         shares = [share(step, f.batch, f.rank, f.world) for step in range(start, len(self))]
-        return self._steps([(epoch, order[s]) for s in shares], [numbers[s] for s in shares])
+        return self._steps([(epoch, side, order[s]) for s in shares], [numbers[s] for s in shares])
+
+    @property
+    def ahead(self) -> int:
+        """Batches that workers make before they are asked for."""
+        return AHEAD * min(self.feed.workers, len(self))
 
     def close(self) -> None:
         """End the workers; another epoch starts others."""
@@ -181,9 +189,9 @@ class _Batches(Dataset[Drawn]):
     seed: int
 
     def __getitem__(self, turn: Turn) -> Drawn:
-        epoch, rows = turn
+        epoch, side, rows = turn
         try:
-            return drawn(self.pictures, rows, self.seed, epoch)
+            return drawn(sized(self.pictures, side), rows, self.seed, epoch)
         except ValueError as error:  # its traceback in a worker would hide the sentence
             nothing = torch.empty(0)
             return Drawn(nothing, nothing, wrong=str(error))

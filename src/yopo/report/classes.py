@@ -64,7 +64,7 @@ def matrix(run: Run) -> dict[str, Any] | None:
 
 def _looked(run: Run, what: str) -> dict[str, Any] | None:
     """The strongest evaluation that has something."""
-    return next((e for e in run.ranked if e.get(what) and run.weights(e)), None)
+    return next((e for e in run.strongest_first if e.get(what) and run.weights(e)), None)
 
 
 def _images(e: dict[str, Any]) -> tuple[Any, ...]:

@@ -53,7 +53,7 @@ def _values(run: Run) -> dict[str, Any]:
         "propagations": run.spent("propagations"),
         "own": own,
         "epochs": [{k: line.get(k) for k in EPOCH} for line in run.lines],
-        "evaluations": [{k: e[k] for k in EVALUATED if k in e} for e in run.ranked],
+        "evaluations": [{k: e[k] for k in EVALUATED if k in e} for e in run.strongest_first],
         **{"settings": run.config, "environment": run.environment},
     }
 
@@ -73,7 +73,7 @@ def _rows(run: Run) -> Iterator[dict[str, Any]]:
                 "accuracy": line.get(key),
             }
             yield who | {"from": "held-out images"} | {k: line.get(k) for k in spent} | told
-    for e in run.ranked:
+    for e in run.strongest_first:
         about, weights = e["about"], " = ".join(sorted(run.weights(e)))
         what = {"from": "test images", "weights": weights, "eps": about["eps"]}
         what |= {"images": about["images"]}

@@ -98,7 +98,7 @@ def ratios(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:
 def _cost(name: str, other: str, group: Sequence[Run], rivals: Sequence[Run]) -> str:
     """Time and propagations in parts of the rivals'; no time where the machine was busy."""
     ours, theirs = undisturbed(group), undisturbed(rivals)
-    cost = _mean(group, "propagations") / _mean(rivals, "propagations")
+    cost = _propagations(group) / _propagations(rivals)
     mine, yours = processor_seconds(group), processor_seconds(rivals)
     spent = f"{name} made {cost:.2f} of {other}'s propagations"
     if mine and yours:
@@ -138,8 +138,8 @@ def _epochs(runs: Sequence[Run]) -> str:
     return f"{' or '.join(map(str, lengths))} epoch{'' if lengths == [1] else 's'}"
 
 
-def _mean(runs: Sequence[Run], what: str) -> float:
-    return mean(r.spent(what) or 0.0 for r in runs)
+def _propagations(runs: Sequence[Run]) -> float:
+    return mean(r.spent("propagations") or 0.0 for r in runs)
 
 
 def _most_robust(scores: dict[Run, Score]) -> str:

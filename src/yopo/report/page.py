@@ -142,7 +142,7 @@ def _section(run: Run, colour: int, strips: Sequence[Strip]) -> dict[str, Any]:
         "colour": colour,
         "label": run.label,
         "notes": notes(run),
-        "cards": [card(e) for e in run.ranked],
+        "cards": [card(e) for e in run.strongest_first],
         "strips": [shown(strip) for strip in strips if strip.run is run and not strip.same],
         "settings": yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True),
         "where": ", ".join(facts) or "where is not recorded",

@@ -41,7 +41,7 @@ def read_strips(run: Run) -> list[Strip]:
     if EVALUATION not in run.evaluations or not file.is_file():
         return []
     facts, tensors = tensor_files.load_metadata(file), tensor_files.load_weights(file)
-    result = next((e for e in run.ranked if _fits(e, facts, tensors)), None)
+    result = next((e for e in run.strongest_first if _fits(e, facts, tensors)), None)
     if result is None:
         raise ValueError(f"{file.name} is of another evaluation")
     broken = [a for a in result["attacks"] if tensors.get(f"{a}.labels", torch.empty(0)).numel()]

@@ -78,7 +78,7 @@ class Run:
         return "last", {}
 
     @property
-    def ranked(self) -> list[dict[str, Any]]:
+    def strongest_first(self) -> list[dict[str, Any]]:
         """The evaluations, the strongest first; those of weights that are gone come last."""
 
         def order(e: dict[str, Any]) -> tuple[bool, Strength]:

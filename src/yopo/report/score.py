@@ -62,7 +62,7 @@ def images_known(runs: Sequence[Run]) -> bool:
 def _worst(run: Run, known: bool) -> list[Score]:
     """The worst case of each evaluation."""
     scores = []
-    for e in run.ranked:
+    for e in run.strongest_first:
         about, worst = e["about"], e["worst"]
         attacks = {name: a["settings"] for name, a in e["attacks"].items() if name != "clean"}
         if not attacks:

@@ -10,9 +10,9 @@ the command line does. Watchers hear of the rest, such as a disk that refuses a 
 """
 
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Tell
 from yopo.runs import closeup, evaluating, folder, state
 from yopo.runs.alone import alone_in
-from yopo.runs.build import build_data, out_of_reach, propagations
-from yopo.runs.distributed import pick_device
+from yopo.runs.build import build_data, out_of_reach, propagations, with_m
+from yopo.runs.cost import Cost, cost_of
+from yopo.runs.distributed import pick_device, seen_by_first, start
 from yopo.runs.evaluating import Evaluation
 from yopo.runs.fitting import fitted, misfits_in_a_sentence, said_of
 from yopo.runs.hub import local
@@ -33,6 +34,7 @@ from yopo.runs.overlay import Tree, overlay
 from yopo.runs.progress import Logged, Watcher, stopped_by_signals
 from yopo.runs.recipes import method_tree, recipe
 from yopo.runs.saved import load_data, load_model
+from yopo.runs.schedule import phases
 from yopo.runs.settings import (
     Config,
     refuse_another,
@@ -48,7 +50,7 @@ from yopo.runs.trainer import Trainer
 
 
 def configure(source: str | Path, *over: Tree) -> Config:
-    """The settings of a recipe or a YAML file, with others over them, the last on top.
+    """The settings of `source`, a recipe or a YAML file, with others over them, the last on top.
 
     With other epochs drops and warm-ups move along; with another radius the step does. A batch or
     a number of epochs that is given stays, whatever the recipe's `fit` says.
@@ -77,8 +79,8 @@ def method_configs(
 ) -> dict[str, Config]:
     """The same settings for several methods, named as "pgd-10" or "yopo-5-3".
 
-    under: settings that the methods' own lie over. most: propagations per image that each may
-    spend: as many epochs as these pay for.
+    source, over: as in `configure`. under: settings that the methods' own lie over. most:
+    propagations per image that each may spend: as many epochs as these pay for.
     """
     configs: dict[str, Config] = {}
     base = under or {}
@@ -88,22 +90,35 @@ def method_configs(
             if isinstance(given, Mapping) and (twice := [name for name in given if name in method]):
                 raise ValueError(f"--method.{twice[0]} contradicts {spec}; write it in --methods")
         own: Tree = {"method": method}
-        if most is not None:
-            if any("epochs" in given for given in over):
-                raise ValueError("--propagations decides the epochs; leave --epochs out")
-            own["epochs"] = _affordable(configure(source, base, own, *over), spec, most)
-        configs[spec] = configure(source, base, own, *over)
+
+        def lasting(epochs: Tree, own: Tree = own) -> Config:
+            return configure(source, base, own | epochs, *over)
+
+        if most is None:
+            configs[spec] = lasting({})
+            continue
+        if any("epochs" in given for given in over):
+            raise ValueError("--propagations decides the epochs; leave --epochs out")
+        configs[spec] = lasting({"epochs": _affordable(lasting, spec, most)})
     return configs
 
 
-def _affordable(config: Config, spec: str, most: float) -> int:
-    """The epochs that `most` propagations per image pay for."""
-    cost = propagations(config)
-    if not cost <= most < float("inf"):
+def _affordable(lasting: Callable[[Tree], Config], spec: str, most: float) -> int:
+    """The epochs that `most` propagations per image pay for, of a method with its settings."""
+    config = lasting({})
+    each = {None, *config.schedule.m}
+    costs = {m: propagations(with_m(config, m)) for m in each}
+
+    def spent(epochs: int) -> float:
+        return sum(p.epochs * costs[p.m] for p in phases(lasting({"epochs": epochs})))
+
+    if not spent(1) <= most < float("inf"):
         raise ValueError(
-            f"expected --propagations of at least {cost:.2f}, an epoch of {spec}; got {most:g}"
+            f"expected --propagations of at least {spent(1):.2f}, an epoch of {spec}; got {most:g}"
         )
-    return int(most / cost + 1e-6)
+    cheapest = min(costs.values())
+    enough = range(1, int(most / cheapest + 1e-6) + 1)
+    return bisect_right(enough, most + 1e-6 * cheapest, key=spent)
 
 
 def _epochs(value: object) -> int | None:
@@ -128,7 +143,7 @@ def train_run(
     name: str | None = None,
     track: Track | None = None,
 ) -> Tree:
-    """Train in the folder `out`; return what stands in its result.
+    """Train as `config` says in the folder `out`; return what stands in its result.
 
     resume: go on from the newest checkpoint there, if there is one. device: by default a GPU if
     there is one. name: what lines of the log call the run; by default its method. watch: told of
@@ -139,12 +154,14 @@ def train_run(
     In the main thread, the first Ctrl-C, SIGTERM or SIGHUP finishes the step, saves, and raises
     `yopo.runs.progress.StopRequested`. A training that collapses for good is a RuntimeError.
     """
-    refuse_taken(out, resume=resume)
+    chosen = pick_device(device)
+    start(chosen)  # what the first process sees in the folder counts
+    seen_by_first(lambda: refuse_taken(out, resume=resume))
     watch = Told(watch or Logged())
     tracking = Tracking(track or (), out, out.name, config.tree(), watch.say)
-    chosen = pick_device(device)
     data = build_data(config.data)
     config = fitted(config, data)
+    watch.begin(config.epochs)
     trainer = Trainer(config, data, out, watch, chosen)
     if trainer.learner.rank == 0:
         watch.tracking = tracking
@@ -191,24 +208,29 @@ def compare_runs(
     watch: Callable[[str], AbstractContextManager[Watcher]] | None = None,
     track: Track | None = None,
 ) -> dict[str, Tree]:
-    """Train each configuration in a folder of its name in `out`; return their results by name.
+    """Train each of `configs` in a folder of its name in `out`; return their results by name.
 
     All folders are checked before anything is trained. resume: go on with unfinished runs, and take
-    the results of finished ones. watch: opened with the name of each run. track: as in `train_run`,
-    a run of each tracker's for each.
+    the results of finished ones. watch: opened with the name of each run. device: as in
+    `train_run`, and track: a run of each tracker's for each.
     """
-    for name, config in configs.items():
-        path = out / name
-        if resume and folder.is_finished(path):
-            there = validate(folder.read_settings(path, run=True))
-            mine = fitted(config, build_data(config.data)) if config.fit else config
-            refuse_another(path, what_counts(there), what_counts(mine))
-        else:
-            refuse_taken(path, resume=resume)
+
+    def check() -> None:
+        for name, config in configs.items():
+            path = out / name
+            if resume and folder.is_finished(path):
+                there = validate(folder.read_settings(path, run=True))
+                mine = fitted(config, build_data(config.data)) if config.fit else config
+                refuse_another(path, what_counts(there), what_counts(mine))
+            else:
+                refuse_taken(path, resume=resume)
+
+    start(pick_device(device))
+    seen_by_first(check)
     results: dict[str, Tree] = {}
     for name, config in configs.items():
         with watch(name) if watch else nullcontext(Logged()) as watcher:
-            done = _result(out / name, watcher) if resume else None
+            done = seen_by_first(lambda: _result(out / name, watcher)) if resume else None  # noqa: B023
             how: Tree = {"resume": resume, "device": device, "track": track}
             results[name] = done or train_run(config, out / name, watch=watcher, name=name, **how)
     return results
@@ -237,26 +259,14 @@ def refuse_taken(out: Path, *, resume: bool) -> None:
         raise ValueError(f"{out} holds other runs, first {inside[0].name}; give another --out")
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a training would take here."""
-
-    config: Config  # with the batch and the epochs that the images need
-    notes: list[str]  # what a user should know of the images
-    steps: int  # an epoch
-    seconds: float  # a step
-    propagations: float  # an epoch, per image
-
-
 def measure_cost(config: Config, device: str | None = None) -> Cost:
-    """Measure a few steps of a training; nothing is kept."""
+    """Measure a few steps of each phase of a training; nothing is kept."""
     data = build_data(config.data)
     config = fitted(config, data)
     with tempfile.TemporaryDirectory() as out:
         trainer = Trainer(config, data, Path(out), Logged(), pick_device(device))
-        notes = said_of(config, data)
         with misfits_in_a_sentence(config, data.pictures.shape):
-            return Cost(config, notes, len(trainer.loader), *trainer.measure(steps=5))
+            return cost_of(trainer, said_of(config, data))
 
 
 # ---------------------------------------------------------------- evaluating
@@ -291,16 +301,16 @@ def evaluate_run(
     """Attack the network of a run folder, or of a weights file, on its test set; write the result.
 
     weights: "best" (default) or "last", of a run folder. samples: test images, drawn with `seed`;
-    all by default. eps: by default the run's. step, batch, precision, compile, progress: as in
-    `yopo.evaluate`. examples: write the images found, too, and which classes were confused. radii:
-    a short PGD at others, too. trust, model_name, data_root, data_path: see `yopo.runs.saved.find`;
-    without the first two only our networks and timm's are built. settings: of a network that no run
-    made, whose weights file `run` is; see `yopo.runs.borrowed.borrow`. show: is given the result
-    first.
-    track: as in `train_run`; a tracker that was told of the training is told of this as the same
-    run: the accuracies, eight images without and under attack, the card. say: hears of trackers
-    that fail. together: all processes that torchrun started make this call, and share the work out
-    as in `yopo.evaluate`; the first one shows, writes and tells trackers.
+    all by default. eps: by default the run's. attacks, step, batch, precision, compile, progress:
+    as in `yopo.evaluate`. device: by default a GPU if there is one. examples: write the images
+    found, too, and which classes were confused. radii: a short PGD at others, too. trust,
+    model_name, data_root, data_path: see `yopo.runs.saved.find`; without the first two only our
+    networks and timm's are built. settings: of a network that no run made, whose weights file `run`
+    is; see `yopo.runs.borrowed.borrow`. show: is given the result first. track: as in `train_run`;
+    a tracker that was told of the training is told of this as the same run: the accuracies, eight
+    images without and under attack, the card. say: hears of trackers that fail. together: all
+    processes that torchrun started make this call, and share the work out as in `yopo.evaluate`;
+    the first one shows, writes and tells trackers.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
@@ -313,7 +323,8 @@ def evaluate_run(
     crew = evaluating.crew_on(chosen) if together else ALONE
     with crew.all_or_none():
         place, told = folder.tracked_in(run), track if crew.rank == 0 and track else ()
-        tracking = Tracking(told, place, place.name, saved.config.tree(), say or Logged().say)
+        tree, say = saved.config.tree(), say or Logged().say
+        tracking = Tracking(told, place, place.name, tree, say, here=not trust)
         arrays = load_data(saved)
         pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)
         model = load_model(saved, arrays).to(chosen)

@@ -83,13 +83,19 @@ def build_method(config: Config, model: nn.Module, optimizer: Optimizer) -> yopo
     threat = build_threat(config.threat, config.train_eps)
     loss = partial(F.cross_entropy, label_smoothing=config.label_smoothing)
     entry, settings = ENTRIES[config.method.name], config.method.model_dump(exclude={"name"})
+    if config.schedule.m and "m" not in entry.parameters:
+        raise ValueError(
+            f"schedule.m is for methods with propagations m, and {entry.name} has none; leave it "
+            "out: --schedule.m []"
+        )
     return entry.build(model, settings, threat=threat, optimizer=optimizer, loss=loss)
 
 
 def out_of_reach(config: Config) -> str | None:
     """What to say of an adversary whose steps add up to less than eps."""
     threat = build_threat(config.threat)
-    steps = ENTRIES[config.method.name].steps(config.method.model_dump())
+    each = [config.method, *(with_m(config, m).method for m in config.schedule.m)]
+    steps = min(ENTRIES[config.method.name].steps(method.model_dump()) for method in each)
     if steps == 0 or steps * threat.step > 0.99 * threat.eps:
         return None
     return (
@@ -97,6 +103,13 @@ def out_of_reach(config: Config) -> str | None:
         f"{threat.eps:.3g}: from the ball's centre this adversary cannot reach its surface; "
         f"--threat.step {threat.eps / steps:.3g} or more could"
     )
+
+
+def with_m(config: Config, m: int | None) -> Config:
+    """The same with another number of propagations, if one is given."""
+    if m is None:
+        return config
+    return config.model_copy(update={"method": config.method.model_copy(update={"m": m})})
 
 
 def propagations(config: Config) -> float:

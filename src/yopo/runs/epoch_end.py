@@ -16,7 +16,7 @@ from yopo.runs.keeper import Keeper
 from yopo.runs.learner import Learner
 from yopo.runs.measure import accuracies, drift
 from yopo.runs.progress import Progress
-from yopo.runs.schedule import rate
+from yopo.runs.schedule import phase, rate
 from yopo.runs.settings import Config
 
 Line = dict[str, Any]  # of the metrics
@@ -76,7 +76,12 @@ class EpochEnd:
         p, c, device = self.progress, self.config, self.learner.device
         mine = torch.tensor([p.loss_sum, p.right], dtype=torch.float64, device=device)
         loss_sum, right = distributed.summed(mine).tolist()
-        return {
+        now, scheduled = phase(c, p.epoch), Line()
+        if c.schedule.sizes:
+            scheduled["size"] = now.size or self.images.held.shape[-1]
+        if c.schedule.m:
+            scheduled["m"] = now.m or c.method.model_dump()["m"]
+        line = {
             "epoch": p.epoch + 1,
             "train_seconds": p.train_seconds,
             "processor_seconds": p.processor_seconds,
@@ -85,25 +90,33 @@ class EpochEnd:
             "loss": loss_sum / self.learner.world / p.step,
             "train_accuracy": right / (p.step * self.learner.batch),
         }
+        return line | scheduled
 
-    @property
-    def _is_full(self) -> bool:
+    def _is_full(self, epoch: int) -> bool:
         """Whether all images of an evaluation are due, and the best weights may be chosen."""
-        done = self.progress.epoch + 1
-        return done % self.config.evaluate.every == 0 or done == self.config.epochs
+        return (epoch + 1) % self.config.evaluate.every == 0 or epoch + 1 == self.config.epochs
+
+    def _due(self, epoch: int) -> int:
+        """Held-out images to attack after an epoch."""
+        most = self.config.evaluate.images
+        return min(len(self.images.held), most if self._is_full(epoch) else min(FEW, most))
+
+    def attacked(self) -> int:
+        """Held-out images that are attacked in all."""
+        return sum(map(self._due, range(self.config.epochs)))
 
     def _measure(self, line: Line) -> None:
         """Attack held-out images; look at the co-states where that is asked for."""
-        p, c, held = self.progress, self.config, self.images.held
+        p, c = self.progress, self.config
         started = time.perf_counter()
-        images = c.evaluate.images if self._is_full else min(FEW, c.evaluate.images)
+        images = self._due(p.epoch)
         clean, robust = self.evaluate(images)
         looks = c.diagnose.every and (p.epoch + 1) % c.diagnose.every == 0
         if looks:
             with gathered(self.learner.follower):
                 self._diagnose(line)
         p.evaluate_seconds += time.perf_counter() - started
-        line |= {"clean": clean, "robust": robust, "images": min(images, len(held))}
+        line |= {"clean": clean, "robust": robust, "images": images}
 
     def _diagnose(self, line: Line) -> None:
         """The drift of co-states, in the first process."""
@@ -153,7 +166,7 @@ class EpochEnd:
         p.healthiest, p.cleanest = max(p.healthiest, robust), max(p.cleanest, clean)
         if not learnt(clean, self.images.chance, line["images"]):
             score -= 2  # below all that have learnt something
-        if self._is_full and (score > p.best or c.evaluate.keep == "last"):
+        if self._is_full(p.epoch) and (score > p.best or c.evaluate.keep == "last"):
             p.best, p.best_epoch = score, p.epoch + 1
             self.keeper.keep_best()
         return None

@@ -14,7 +14,17 @@ from yopo.core.digest import raw, values_digest
 from yopo.core.random import mix
 from yopo.data.batches import Batches
 from yopo.data.loader import Loader
-from yopo.data.source import Feed, InMemory, Opens, Pictures, Rows, Source, Sources, can_read
+from yopo.data.source import (
+    Feed,
+    InMemory,
+    Opens,
+    Pictures,
+    Rows,
+    Source,
+    Sources,
+    can_be_sized,
+    can_read,
+)
 from yopo.data.sources import Arrays
 from yopo.data.streamed import Streamed
 from yopo.runs.measure import commonest
@@ -77,6 +87,8 @@ def to_train_on(data: DataSet, config: Config) -> int | None:
 def split(data: DataSet, config: Config) -> Images:
     """Hold images out of the training set, drawn with the run's seed."""
     _check_heeded(data, config.data)
+    if config.schedule.sizes:
+        _check_sizable(data, config.data)
     if isinstance(data, Sources):
         return _of_sources(data, config)
     sha = hashlib.sha256(repr(tuple(data.x_train.shape)).encode())
@@ -136,6 +148,21 @@ def _check_heeded(data: DataSet, c: DataConfig) -> None:
             f"the training batches of {c.name} come from a source that makes them itself, and "
             f"would not heed {', '.join(unheard)}; leave that out, or let the source do it"
         )
+
+
+def _check_sizable(data: DataSet, c: DataConfig) -> None:
+    """Refuse a schedule of sizes for images that have but one."""
+    if isinstance(data, Sources) and can_be_sized(data.train):
+        return
+    why, advice = "have one size", "leave it out, or give the pictures a method sized(side)"
+    if isinstance(data, Arrays):
+        why, advice = "are in memory in one size", "leave it out"
+        if c.name == "folder":
+            advice = "say --data.resident false, or leave it out"
+    raise ValueError(
+        "schedule.sizes decodes training pictures in another size in each phase, and those of "
+        f"{c.name} {why}; {advice}"
+    )
 
 
 def _of_sources(data: Sources, config: Config) -> Images:

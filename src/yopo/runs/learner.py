@@ -1,6 +1,7 @@
 """What a run trains: network, method and optimizer, and how they make one step."""
 
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +13,17 @@ from yopo.core.random import mix, seed_all
 from yopo.core.tensor_files import Tensors
 from yopo.engine.ema import EMA
 from yopo.engine.engine import Engine
+from yopo.methods.base import count_classes
 from yopo.runs import distributed, exchanging
 from yopo.runs.build import build_method, build_model, build_optimizer, build_threat
-from yopo.runs.fitting import shared_out
+from yopo.runs.fitting import misfits_in_a_sentence, shared_out
 from yopo.runs.images import DataSet, look
+from yopo.runs.overlay import flat
 from yopo.runs.progress import Progress, Watcher
-from yopo.runs.schedule import rate
-from yopo.runs.settings import Config
+from yopo.runs.schedule import TrainingPhase, rate
+from yopo.runs.settings import Config, what_counts
 from yopo.runs.snapshot import Snapshot
+from yopo.runs.starting import begin_with
 
 
 class Learner:
@@ -27,13 +31,22 @@ class Learner:
 
     `model` is the network itself, which is kept and compared; `trained` is what passes run: the
     same, or DistributedDataParallel around it. FSDP2 spreads the weights of the network itself.
+    begins: whether no checkpoint will give it its weights.
     """
 
     def __init__(
-        self, config: Config, data: DataSet, watcher: Watcher, device: torch.device
+        self,
+        config: Config,
+        data: DataSet,
+        watcher: Watcher,
+        device: torch.device,
+        *,
+        begins: bool = True,
     ) -> None:
         self.config, self.device = config, device
         self.rank, self.world = distributed.start(device)
+        if self.world > 1:
+            _refuse_other_settings(config)
         if self.parallel != "flat":
             exchanging.check(config)
         self.batch = shared_out(config, data, self.world)
@@ -43,7 +56,7 @@ class Learner:
                 f"{config.batch} evenly"
             )
         seed_all(mix(config.seed, "weights"))
-        self.model = self._network(data, watcher)
+        self.model = self._network(data, watcher, begins=begins)
         if self.world > 1:
             distributed.same_everywhere([*self.model.parameters(), *self.model.buffers()])
         self.ema = EMA(self.model, config.ema) if config.ema else None  # of whole weights
@@ -65,10 +78,12 @@ class Learner:
         """How several processes share the work."""
         return self.config.parallel if self.world > 1 else "flat"
 
-    def _network(self, data: DataSet, watcher: Watcher) -> nn.Module:
+    def _network(self, data: DataSet, watcher: Watcher, *, begins: bool) -> nn.Module:
         """The network, on its device."""
         config = self.config
         model = build_model(config.model, look(data, config.model), len(data.names))
+        if begins and config.model.start is not None:
+            watcher.say(begin_with(model, config.model, data))
         if config.sync_batchnorm and self.world > 1:
             model = distributed.synchronise_batchnorm(model)
         for name, value in model.state_dict().items():
@@ -146,6 +161,19 @@ class Learner:
             distributed.same_everywhere(given.values())
         self.follower.load_state_dict({k: spread_like(v, there[k]) for k, v in given.items()})
 
+    def try_sizes(self, shape: tuple[int, ...]) -> None:
+        """See that the network takes the pictures (C, H, W) of all phases; trains nothing."""
+        for side in self.config.schedule.sizes:
+            small = (shape[0], side, side)
+            with misfits_in_a_sentence(self.config, small):
+                count_classes(self.model, torch.zeros(2, *small, device=self.device))
+
+    def enter(self, phase: TrainingPhase) -> None:
+        """Train as this phase has it, from the next warm-up on."""
+        if self.config.schedule.m:
+            method: Any = self.method
+            method.m = phase.m or self.config.method.model_dump()["m"]
+
     def warm_up(self, x: Tensor, y: Tensor) -> float:
         """Study, compile and capture; trains nothing. The seconds that it took."""
         began = time.perf_counter()
@@ -214,3 +242,15 @@ class Learner:
     def _clip(self, *_: object) -> None:
         assert self.config.optimizer.clip is not None
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip)
+
+
+def _refuse_other_settings(config: Config) -> None:
+    """Of parts of the weights nobody could see that processes train them in other ways."""
+    also = {"parallel": config.parallel, "diagnose": config.diagnose.model_dump()}
+    first, *others = map(flat, distributed.told_to_all(what_counts(config) | also))
+    for rank, other in enumerate(others, 1):
+        if names := [name for name in {**first, **other} if first.get(name) != other.get(name)]:
+            raise ValueError(
+                f"process {rank} was given other settings than process 0 ({', '.join(names)}); "
+                "start all of them with the same command"
+            )

@@ -21,7 +21,7 @@ from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type:
 class Patience:
     """How long who meets waits, in seconds."""
 
-    coming: float = 300.0  # for all to be there: they load their data first, and may do so slowly
+    coming: float = 300.0  # for all to be there: machines may start one after the other
     connecting: float = 25.0  # for a connection
     told: float = 25.0  # for the others to say whether they have theirs
     tries: int = 3
@@ -61,8 +61,9 @@ def meet(backend: str, device: torch.device | None, patience: Patience = Patienc
     )
 
 
-def another_group(patience: Patience = Patience()) -> dist.ProcessGroup:  # noqa: B008
+def another_group() -> dist.ProcessGroup:
     """All processes once more, over gloo, for what is said beside the exchanges of training."""
+    patience = Patience()
     dist.barrier()  # they come when they come; from here on who is missing was killed
     wait = timedelta(seconds=patience.connecting / 5)
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=wait)

@@ -15,7 +15,9 @@ from pydantic import (
     Field,
     SerializeAsAny,
     TypeAdapter,
+    ValidationInfo,
     create_model,
+    field_validator,
 )
 
 from yopo.core.files import parse_yaml
@@ -109,6 +111,7 @@ PositiveShare = Annotated[float, BeforeValidator(number), Field(gt=0, le=1)]
 UpToOne = Annotated[float, BeforeValidator(number), Field(ge=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Epochs = Annotated[list[NotNegative], BeforeValidator(_list)]
+Counts = Annotated[list[FromOne], BeforeValidator(_list)]
 Names = Annotated[list[Words], BeforeValidator(_list)]
 Keywords = Annotated[dict[str, Any], BeforeValidator(_options)]
 CountOrShare = Annotated[int | float, BeforeValidator(_held_out)]
@@ -258,6 +261,11 @@ class ModelConfig(Section):
     options: Keywords = Field(
         default_factory=dict, description="arguments of the network, as --model.options.width 16"
     )
+    start: Annotated[Words | None, BeforeValidator(lambda value: value or None)] = Field(
+        None,
+        description="weights that training begins with: timm (those that it has for the network), "
+        "or a safetensors file; the head is new where classes are others",
+    )
     normalize: Normalization = Field(
         False,
         description="normalise by the training set's mean and deviation (true), by imagenet's, or "
@@ -279,12 +287,39 @@ class OptimizerConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """The learning rate over time, in epochs."""
+    """The learning rate over time, in epochs, and what else differs from phase to phase."""
 
     name: Literal["constant", "piecewise", "cosine", "onecycle"] = "constant"
     warmup: NotNegative = Field(0.0, description="epochs of linear growth (onecycle: to the peak)")
     drops: Epochs = Field(default_factory=list, description="epochs of a drop (piecewise)")
     factor: Positive = Field(0.1, description="what a drop multiplies the rate by")
+    phases: Epochs = Field(default_factory=list, description="epochs at which a new phase begins")
+    sizes: Counts = Field(
+        default_factory=list,
+        description="side of training pictures in each phase but the last, which has data.size",
+    )
+    m: Counts = Field(
+        default_factory=list,
+        description="method.m in each phase but the last, which has method.m itself",
+    )
+
+    @field_validator("phases")
+    @classmethod
+    def _in_order(cls, phases: list[float]) -> list[float]:
+        if phases != sorted({*phases}) or 0 in phases:
+            raise ValueError("expected epochs after the first, one later than the other, as 6,12")
+        return phases
+
+    @field_validator("sizes", "m")
+    @classmethod
+    def _one_a_phase(cls, values: list[int], info: ValidationInfo) -> list[int]:
+        phases = info.data.get("phases", values)  # which may have been refused
+        if values and len(values) != len(phases):
+            raise ValueError(
+                f"expected as many as schedule.phases, which are {len(phases)}: the last phase has "
+                f"{'method.m' if info.field_name == 'm' else 'data.size'}"
+            )
+        return values
 
 
 class EvaluateConfig(Section):

@@ -101,12 +101,13 @@ def refuse_another(where: Path, there: Tree, mine: Tree) -> None:
 
 
 def rescaled(tree: Tree, epochs: int) -> Tree:
-    """The same recipe in another number of epochs: its drops and warm-ups move along."""
+    """The same recipe in another number of epochs: drops, phases and warm-ups move along."""
     config = validate(tree)
     part = epochs / config.epochs
     schedule = {
         "warmup": part * config.schedule.warmup,
         "drops": [part * drop for drop in config.schedule.drops],
+        "phases": [part * begin for begin in config.schedule.phases],
     }
     scaled: Tree = {"epochs": epochs, "eps_warmup": part * config.eps_warmup, "schedule": schedule}
     return overlay(tree, scaled)

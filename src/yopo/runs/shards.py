@@ -111,11 +111,6 @@ def write(
         raise _cause(error) from None
 
 
-def are_in(folder: Path) -> bool:
-    """Whether the tensors in a folder are in shards."""
-    return any(folder.glob(NAMED))
-
-
 def read(folder: Path, layout: Layout) -> Tensors:
     """This process's part of all tensors; `layout` has the one that is laid out alike, if any.
 

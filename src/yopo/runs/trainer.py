@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import torch
@@ -21,9 +20,10 @@ from yopo.core.tensor_files import Tensors
 from yopo.data.augment import Augment
 from yopo.data.source import Feed
 from yopo.evaluation.card import hardware, provenance
-from yopo.runs import distributed
+from yopo.runs import distributed, state
+from yopo.runs.asking import Asking
 from yopo.runs.epoch_end import EpochEnd
-from yopo.runs.folder import BEST, LAST, RunFolder
+from yopo.runs.folder import BEST, LAST, STATE, RunFolder
 from yopo.runs.glance import Glance
 from yopo.runs.guard import learnt, nothing_learnt
 from yopo.runs.images import DataSet, split, workers
@@ -31,6 +31,7 @@ from yopo.runs.keeper import Keeper
 from yopo.runs.learner import Learner
 from yopo.runs.measure import accuracies, commonest
 from yopo.runs.progress import Progress, StopRequested, Watcher
+from yopo.runs.schedule import TrainingPhase, phase
 from yopo.runs.settings import Config
 
 CHECK_EVERY = 50  # steps between looks at the loss; a look waits for the device
@@ -53,8 +54,10 @@ class Trainer:
         began = time.perf_counter()
         self.config, self.progress = config, Progress()
         self.stop = False  # set from a signal handler
-        self.learner = Learner(config, data, watcher, device)
+        begins = not state.saved(out / STATE)
+        self.learner = Learner(config, data, watcher, device, begins=begins)
         self._batches: Iterator[tuple[Tensor, Tensor]] | None = None  # of the epoch to come
+        self._phase: TrainingPhase | None = None  # the one that all is ready for
         first = self.learner.rank == 0
         images = {"classes": list(data.names), "shape": list(data.pictures.shape)}
         self.files = RunFolder(out, watcher, writes=first, images=images)
@@ -69,6 +72,7 @@ class Trainer:
                 augment=Augment(d.crop, d.flip, d.cutout, d.jitter),
                 workers=workers(config.data),
                 say=watcher.say,
+                size=lambda epoch: phase(config, epoch).size,
             )
         )
         _check_same(len(self.loader))
@@ -88,7 +92,8 @@ class Trainer:
         where = hardware(self.learner.device)
         many = images.many or len(self.loader) * self.learner.batch
         text = f"{many:,} training images of {images.classes} classes, {kept}; "
-        text += f"{weights:,} parameters; {where}"
+        text += f"{weights:,} parameters; epochs: {self.config.epochs}, "
+        text += f"steps of each: {len(self.loader)}; {where}"
         return text + ("; compiling first" if self.learner.engine else "")
 
     def resume(self) -> bool:
@@ -97,19 +102,20 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train to the end; return what the test set showed."""
-        self._warm_up()  # before anything is written: the first batch may not fit the network
-        p, settings, world = self.progress, self.config.tree(), self.learner.world
-        self.files.begin(settings, p.lines)  # later lines will be written again
+        self.learner.try_sizes(self.images.held.shape)  # before anything is written, as the next
+        self._warm_up()
+        p, world = self.progress, self.learner.world
+        self.keeper.begin()
         here = (f"{world} × " if world > 1 else "") + hardware(self.learner.device)
         if here not in p.hardware:
             p.hardware.append(here)
-        if (best := self.keeper.best) is not None:  # the file may be damaged, or of a lost epoch
-            self.files.mend_weights(BEST, best, settings)
         if not p.saves:
             self.keeper.keep_good()  # what a collapse in the first epoch goes back to
             self.keeper.save()
         try:
             while p.epoch < self.config.epochs:
+                if self._phase != phase(self.config, p.epoch):
+                    self._warm_up()
                 reason = self._epoch()
                 self.epoch_end.finish(reason)
                 self._stop_if_asked()
@@ -135,7 +141,7 @@ class Trainer:
             raise StopRequested(self.keeper.save_now())
 
     def _warm_up(self) -> None:
-        """Study, compile and capture before the clock starts."""
+        """Study, compile and capture for this epoch's phase, before the clock starts."""
         p = self.progress
         batches = self.loader.epoch(p.epoch, p.step)
         first = next(batches, None)
@@ -143,6 +149,8 @@ class Trainer:
             first = next(self.loader.epoch(p.epoch))
         else:
             self._batches = chain([first], batches)
+        self._phase = phase(self.config, p.epoch)
+        self.learner.enter(self._phase)
         self.seconds["warmup_seconds"] += self.learner.warm_up(*first)
 
     def _close(self) -> None:
@@ -164,7 +172,8 @@ class Trainer:
         right = torch.tensor(p.right, device=device)
         self.learner.trained.train()
         self.learner.wait()
-        started, glance, used = time.perf_counter(), Glance(), time.process_time()
+        started, used = time.perf_counter(), time.process_time()
+        glance, asking = Glance(), Asking(p)
 
         def settle() -> None:
             nonlocal started, used
@@ -187,11 +196,11 @@ class Trainer:
             # A function of the step alone: a broken loss ends an epoch here, resumed or not.
             look = p.step // CHECK_EVERY > (p.step - every) // CHECK_EVERY or p.step == steps
             # Several processes must look at the same steps.
-            if look or (self.stop and self.learner.world == 1):
+            if look or (self.stop if self.learner.world == 1 else asking.is_due()):
                 settle()
                 due = self.keeper.waited > 60 * self.config.checkpoint.minutes
                 broken = not math.isfinite(p.loss_sum)
-                broken, stop, due = distributed.anyone(broken, self.stop, due, device=device)
+                broken, stop, due = asking.ask(broken, self.stop, due, device=device)
                 if broken and look:
                     return "the loss is not finite"
                 self.files.watch.step(p.epoch, p.step, steps, f"loss {p.loss_sum / p.step:.3f}")
@@ -205,18 +214,11 @@ class Trainer:
     def _step(self, x: Tensor, y: Tensor, number: int) -> yopo.Step:
         return self.learner.step(x, y, self.progress, number, len(self.loader))
 
-    def measure(self, steps: int) -> tuple[float, float]:
-        """Seconds a step, not counting the first, and propagations an epoch; spoils the weights."""
+    def begin(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Get ready for an epoch, and give its batches: for whoever steps by himself."""
+        self.progress.epoch, self.progress.step = epoch, 0
         self._warm_up()
-        times, spent = [], 0.0
-        for step, (x, y) in enumerate(self._rest()):
-            started = time.perf_counter()
-            spent = self._step(x, y, step).propagations
-            self.learner.wait()
-            times.append(time.perf_counter() - started)
-            if step == steps:
-                break
-        return mean(times[1:] or times), spent
+        return self._rest()
 
     def _finish(self) -> dict[str, Any]:
         """Touch the test set, once, with the best weights and the last ones."""
