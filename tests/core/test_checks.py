@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -161,8 +162,9 @@ class Around(nn.Module):
         return self.method(x, y)
 
 
-def flat(net: nn.Module, **options: bool) -> nn.Module:
-    return FullyShardedDataParallel(net, device_id=torch.device("cpu"), **options)
+def flat(net: nn.Module, original: bool) -> Any:
+    cpu = torch.device("cpu")
+    return FullyShardedDataParallel(net, device_id=cpu, use_orig_params=original)
 
 
 FIRST_KIND = r"FullyShardedDataParallel \(FSDP1\) .* use torch\.distributed\.fsdp\.fully_shard"
@@ -173,16 +175,16 @@ FIRST_KIND = r"FullyShardedDataParallel \(FSDP1\) .* use torch\.distributed\.fsd
 @pytest.mark.parametrize("kind", [PGD, YOPO])
 @pytest.mark.parametrize("original", [True, False])  # parameters stay in their places, as views
 def test_fsdp1_is_refused(kind: type[PGD] | type[YOPO], original: bool, batch: Batch) -> None:
-    outer = flat(convnet(), use_orig_params=original)
+    outer = flat(convnet(), original)
     for net in (outer, outer.module, nn.Sequential(outer)):
         with pytest.raises(ValueError, match=FIRST_KIND):
             kind(net, Linf(0.1))
-    around = flat(Around(kind), use_orig_params=original)  # after the method was made
+    around = flat(Around(kind), original)  # after the method was made
     with pytest.raises(ValueError, match=FIRST_KIND):
         around(*batch)
     net = convnet()
     method = kind(net, Linf(0.1))
-    net[2] = flat(net[2], use_orig_params=original)
+    net[2] = flat(net[2], original)
     for call in (method, method.backward):
         with pytest.raises(ValueError, match=FIRST_KIND):
             call(*batch)
@@ -192,8 +194,8 @@ def test_fsdp1_is_refused(kind: type[PGD] | type[YOPO], original: bool, batch: B
 def test_fully_shard_is_not(batch: Batch) -> None:
     """Given the network, its blocks or a module around it, before the method or after."""
     mesh = init_device_mesh("cpu", (1,))
-    for of in (lambda n: n, lambda n: n.network, lambda n: n.network[2]):
+    for name in ("", "network", "network.2"):
         around = Around(YOPO)
-        fully_shard(of(around), mesh=mesh)
+        fully_shard(around.get_submodule(name), mesh=mesh)
         around(*batch).backward()
         YOPO(around.network, Linf(0.1))

@@ -246,7 +246,7 @@ class Counting(TorchDispatchMode):
     """How many operators ran."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[str] = []
 
     def __torch_dispatch__(
