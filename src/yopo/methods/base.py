@@ -39,10 +39,10 @@ from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
 from yopo.core.undo import surely
 
-Work = TypeVar("Work", bound=Callable[..., Any])
+C = TypeVar("C", bound=Callable[..., Any])
 
 
-def as_written(work: Work) -> Work:
+def as_written(work: C) -> C:
     """A function that runs as it is written also in a step that the user gave to torch.compile."""
 
     @wraps(work)
@@ -51,7 +51,7 @@ def as_written(work: Work) -> Work:
             return torch.compiler.disable(work)(*args, **kwargs)
         return work(*args, **kwargs)
 
-    return cast(Work, run)
+    return cast(C, run)
 
 
 @dataclass(frozen=True, slots=True)
