@@ -1,10 +1,12 @@
 """Large folders of pictures: memory, the first batch, and pictures a second beside a plain loader.
 
 Usage: python -m benchmarks.data [--json records/data-cpu/results.json]
+       python -m benchmarks.data --counts 2000 40000 320000 1281167 [--json ...counts.json]
 Folders of few and of many pictures (hard links to a few files) are read by a process of their own
 each, without a network, for the same number of batches and for an epoch. Its memory is the
 proportional set size (Pss) of it and its workers together, looked at all the time. Then ours and a
-plain DataLoader of the same pictures take turns in one process, pair by pair.
+plain DataLoader of the same pictures take turns in one process, pair by pair. With --counts it is
+memory and the first batch alone, of folders of so many pictures.
 """
 
 import argparse
@@ -201,12 +203,44 @@ def rates(root: Path, setting: Setting, rounds: int, batches: int) -> dict[str, 
     }
 
 
+def grown(counts: list[int], setting: Setting, batches: int) -> dict[str, Any]:
+    """Memory and the first batch of folders of so many pictures, and bytes a picture in memory."""
+    found: dict[str, Any] = {}
+    for many in counts:
+        with tempfile.TemporaryDirectory() as room:
+            found[str(many)] = told = measured(make_folder(Path(room), many), setting, batches)
+        print(f"{many:,} pictures: {told}", flush=True)
+    few, most = (found[str(count)]["peak, MB"] for count in (min(counts), max(counts)))
+    found["bytes a picture"] = round(1e6 * (most - few) / (max(counts) - min(counts)), 1)
+    return found
+
+
+def compared(few: int, many: int, setting: Setting, rounds: int) -> dict[str, Any]:
+    """A small and a large folder, for the same batches and an epoch; and beside a plain loader."""
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as room:
+        for count in (few, many):
+            root = make_folder(Path(room, str(count)), count)
+            for name, batches in (
+                ("the same batches", few // setting.batch - 2),
+                ("epoch", 0),
+            ):
+                told = measured(root, setting, batches)
+                result.setdefault(name, {})[str(count)] = told
+                print(f"{count:,} pictures, {name}: {told}", flush=True)
+        root = Path(room, str(few))
+        result["pictures a second"] = rates(root, setting, rounds, batches=8)
+        print(result["pictures a second"])
+    return result
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--few", type=int, default=2000)
     parser.add_argument("--many", type=int, default=40_000)
+    parser.add_argument("--counts", type=int, nargs="+", help="sizes of folders")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -217,19 +251,12 @@ def main() -> None:
     torch.set_num_threads(1)
     setting = Setting()
     result: dict[str, Any] = {"setting": asdict(setting), "torch": torch.__version__}
-    with tempfile.TemporaryDirectory() as room:
-        for many in (args.few, args.many):
-            root = make_folder(Path(room, str(many)), many)
-            for name, batches in (
-                ("the same batches", args.few // setting.batch - 2),
-                ("epoch", 0),
-            ):
-                told = measured(root, setting, batches)
-                result.setdefault(name, {})[str(many)] = told
-                print(f"{many:,} pictures, {name}: {told}", flush=True)
-        root = Path(room, str(args.few))
-        result["pictures a second"] = rates(root, setting, args.rounds, batches=8)
-        print(result["pictures a second"])
+    same = args.few // setting.batch - 2
+    if args.counts:
+        result["the same batches"] = grown(args.counts, setting, same)
+        print(result["the same batches"]["bytes a picture"], "bytes a picture")
+    else:
+        result |= compared(args.few, args.many, setting, args.rounds)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,9 @@ from benchmarks.cost import Run, many_tensors, medians, peak_bytes, step
 from tests.reports import write_run
 from yopo.attacks.names import parse
 from yopo.core.threat import Linf
-from yopo.data import Augment, Loader
+from yopo.data import Augment, Feed, Loader, Streamed
+from yopo.data.listing import list_pictures
+from yopo.data.pictures import Folder
 from yopo.data.source import InMemory
 from yopo.data.sources import Arrays
 from yopo.evaluation.images import Data
@@ -272,8 +275,20 @@ def read_and_attacked(images: int) -> float:
     return peak_bytes(lambda: attack(batch=50)) / 1e6
 
 
+def streamed(images: int) -> Run:
+    """An epoch of pictures that are read when their turn comes, in this process."""
+    feed = Feed(50, 0, torch.device("cpu"), augment=Augment(flip=True))
+    batches = Streamed(Drawn(images), feed)
+
+    def run() -> None:
+        for _ in batches.epoch(0):
+            pass
+
+    return run
+
+
 def of_images() -> Iterator[Axis]:
-    """Of a data set in memory."""
+    """Of a data set in memory, and of one that is read."""
     many = (4096, 16384, 65536)
     yield Axis("beginning of an epoch", "training images", (*many, 262144), epoch_begins)
     yield Axis("20 batches of an epoch", "training images", many, batches_read)
@@ -291,6 +306,15 @@ def of_images() -> Iterator[Axis]:
         "test images",
         (500, 2000, 8000),
         count=read_and_attacked,
+        unit="MB",
+    )
+    few = (500, 2000, 8000)
+    yield Axis("an epoch of pictures that are read", "training images", few, streamed)
+    yield Axis(
+        "memory of the same",
+        "training images",
+        few,
+        count=lambda n: peak_bytes(streamed(n)) / 1e6,
         unit="MB",
     )
 
@@ -322,6 +346,31 @@ def one_more(path: Path) -> Callable[[int], Run]:
     return make
 
 
+def listed(path: Path) -> Callable[[int], Run]:
+    """A folder of so many empty files that are named as pictures, in ten classes."""
+
+    def make(pictures: int) -> Run:
+        root, names = path / f"listed-{pictures}", tuple(map(str, range(10)))
+        if not root.exists():
+            for name in names:
+                (root / name).mkdir(parents=True)
+            for i in range(pictures):
+                (root / names[i % 10] / f"{i:07d}.jpg").touch()
+        return lambda: Folder(list_pictures(root, names), (224, 224), 224)
+
+    return make
+
+
+def objects_bytes(run: Run) -> int:
+    """The most memory that objects of Python's and NumPy's held at one time."""
+    tracemalloc.start()
+    try:
+        run()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 def checkpoint(path: Path) -> Callable[[int], Run]:
     """A checkpoint of next to no weights after so many epochs."""
 
@@ -344,7 +393,16 @@ def reported(path: Path) -> Callable[[int], Run]:
 
 
 def of_files(path: Path) -> Iterator[Axis]:
-    """What is written and shown."""
+    """What is listed, written and shown."""
+    many, make = (2000, 8000, 32000), listed(path)
+    yield Axis("list of a folder of pictures", "pictures", many, make)
+    yield Axis(
+        "memory of the same",
+        "pictures",
+        many,
+        count=lambda n: objects_bytes(make(n)) / 1e6,
+        unit="MB",
+    )
     yield Axis("20 lines of the metrics", "epochs before", (100, 400, 1600, 6400), one_more(path))
     yield Axis(
         "a checkpoint without weights", "epochs before", (100, 400, 1600, 6400), checkpoint(path)

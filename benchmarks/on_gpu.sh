@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All that needs a GPU: its tests, several processes side by side, then `yopo bench` for each network.
 #   bash benchmarks/on_gpu.sh FOLDER [tests|bench]
+# BENCH="--width 2 --batch 8" tries the bench out on a CPU, where the tests of a GPU are skipped.
 set -uo pipefail
 out=${1:?expected a folder for logs and figures}
 mkdir -p "$out"
@@ -23,6 +24,6 @@ fi
 for model in preactresnet18 smallcnn wideresnet; do
   methods=natural,yopo-5-3-before,yopo-5-3,pgd-10
   if [ $model = smallcnn ]; then methods=natural,yopo-5-10-before,yopo-5-10,pgd-40; fi
-  python3 -m yopo bench --model $model --methods $methods --json "$out/bench-$model.json" 2>&1 |
+  python3 -m yopo bench --model $model --methods $methods ${BENCH:-} --json "$out/bench-$model.json" 2>&1 |
     tee "$out/bench-$model.log"
 done

@@ -1,7 +1,7 @@
 """How costs grow, in one run; and what training costs on many GPUs, computed from measured parts.
 
 Usage: python -m benchmarks.scale [--out records/scale-cpu] [--rounds 5]
-       python -m benchmarks.scale --simulate [--between 50e9] [--overlap 0.8] [--disk 2e9] ...
+       python -m benchmarks.scale --simulate [--between 50] [--overlap 0.8] [--disk 2] ...
 
 Times are CPU seconds of one thread (of each process), medians over interleaved rounds. They count
 as ratios within one run alone. The exponent k of size ** k is fitted to the three largest sizes.

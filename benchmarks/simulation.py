@@ -23,6 +23,7 @@ from yopo.models.resnet50 import Bottleneck
 
 ROOT = Path(__file__).parents[1]
 FLOAT = 4  # bytes; what is exchanged and saved is float32
+GB = 1e9
 GPUS = (1, 8, 64)
 MACHINE = 8  # GPUs of one machine
 STATISTICS = ("running_mean", "running_var")  # of each process's own, without sync_batchnorm
@@ -32,12 +33,12 @@ Shapes = list[torch.Size]
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What was not measured. Bytes a second are one GPU's, in one direction."""
+    """What was not measured. GB a second are one GPU's, in one direction."""
 
-    inside: float = 200e9  # between the GPUs of a machine
-    between: float = 25e9  # between machines
+    inside: float = 200.0  # between the GPUs of a machine
+    between: float = 25.0  # between machines
     overlap: float = 0.5  # the part of a weight pass beside which DDP and FSDP2 exchange
-    disk: float = 1e9  # that all processes write to
+    disk: float = 1.0  # that all processes write to
     full: int = 4  # weight passes and attack passes of a step, m + 1 of YOPO-3-3
     weights: int = 3  # of them for the weights
 
@@ -205,7 +206,7 @@ def row(case: Case, world: int, assumed: Assumed, decoded_a_second: float) -> Ro
     for way, whole in (("fsdp", False), ("fsdp gathered", True)):
         gathers, reduced = fsdp_messages(parts, world, assumed.full, whole)
         sent[way] = ring(0, gathers + reduced, world)
-    link = assumed.inside if world <= MACHINE else assumed.between
+    link = GB * (assumed.inside if world <= MACHINE else assumed.between)
     hidden = {"flat": 0.0, "ddp": full * 2 / 3, "fsdp": compute, "fsdp gathered": full * 2 / 3}
     step = {
         way: compute + max(0.0, many / link - assumed.overlap * hidden[way])
@@ -224,7 +225,7 @@ def row(case: Case, world: int, assumed: Assumed, decoded_a_second: float) -> Ro
         state={"ddp": 4 * weights, "fsdp": 4 * weights / world},
         activations=case.batch * kept / 2,
         saved=saved,
-        save=saved / assumed.disk,
+        save=saved / (GB * assumed.disk),
     )
 
 

@@ -21,7 +21,6 @@ copyright = author
 release = version = yopo.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
-COMING = ("publishing", "data")  # pages in index.md's list, once written
 nitpicky = True
 # What autodoc finds in signatures and no page here describes: torch's, Python's, and the insides.
 nitpick_ignore_regex = [("py:.*", r"(?!yopo\.[A-Za-z0-9]+$).*")]
@@ -48,6 +47,7 @@ os.environ["TTY_COMPATIBLE"] = "0"  # kernels ask rich for colours, and would ge
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_mock_imports = ["lightning", "transformers"]  # their callbacks need no more than a base
 autodoc_default_options = {"exclude-members": "__new__, __init__"}
 python_maximum_signature_line_length = 72
 python_use_unqualified_type_names = True
@@ -83,15 +83,7 @@ def docstring(
     lines[:] = as_rst(lines, thing)
 
 
-def listed(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Leave out of the front page's list what is not written yet."""
-    for name in COMING if page == "index" else ():
-        if not Path(__file__).with_name(f"{name}.md").exists():
-            source[0] = source[0].replace(f"\n{name}\n", "\n")
-
-
 def setup(app: Sphinx) -> None:
     """Hand over what is above."""
     app.add_html_math_renderer("mathml", (formula, None), (formula, None))
     app.connect("autodoc-process-docstring", docstring)
-    app.connect("source-read", listed)

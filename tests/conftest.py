@@ -3,8 +3,10 @@
 import os
 import random
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a core each; torch reads it when it is imported
@@ -14,9 +16,11 @@ import hypothesis.core
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import HealthCheck, settings
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from tests import SEED
 
@@ -68,6 +72,14 @@ def _float64_and_seed() -> Iterator[None]:
 def float32() -> None:
     """As users have it; what sets it to float64 for each test sets it back too."""
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """This process, as a group of one."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -251,3 +263,44 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], *, tol: float = 1e-1
 
 
 Build = Callable[[], nn.Module]
+
+
+class Disk:
+    """What a power cut leaves: contents of files that were flushed, by names in folders that were.
+
+    Only in what was flushed since it looks; folders above are there.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._contents: dict[int, bytes] = {}
+        self._names: dict[int, dict[str, int]] = {}
+        real = os.fsync
+
+        def fsync(handle: int) -> None:
+            real(handle)
+            about = os.fstat(handle)
+            if stat.S_ISDIR(about.st_mode):
+                inside = {entry.name: entry.inode() for entry in os.scandir(handle)}
+                self._names[about.st_ino] = inside
+            else:
+                self._contents[about.st_ino] = os.pread(handle, about.st_size, 0)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    def _find(self, folder: Path, *names: str) -> int | None:
+        at: int | None = folder.stat().st_ino
+        for name in names:
+            at = None if at is None else self._names.get(at, {}).get(name)
+        return at
+
+    def has(self, folder: Path, *names: str) -> bool:
+        return self._find(folder, *names) is not None
+
+    def read(self, folder: Path, *names: str) -> bytes | None:
+        at = self._find(folder, *names)
+        return None if at is None else self._contents.get(at)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)

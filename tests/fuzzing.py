@@ -23,7 +23,7 @@ import time
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +47,8 @@ from yopo.core import files, tensor_files
 from yopo.data import load
 from yopo.data.formats import PIXELS
 from yopo.data.sources import CIFAR_BATCHES, IDX_FILES, KEYS
-from yopo.runs import exporting, shards, state
+from yopo.models import SmallCNN
+from yopo.runs import borrowed, exporting, shards, state
 from yopo.runs.api import method_configs
 from yopo.runs.overlay import Tree
 
@@ -357,6 +358,98 @@ def unsealed(path: Path, **metadata: str) -> bytes:
     return path.read_bytes()
 
 
+# Tensors that are not numbers one after the other in memory, of the same shape.
+OTHER_KINDS: dict[str, Callable[[torch.Tensor], object]] = {
+    "sparse": lambda t: t.to_sparse(),
+    "meta": lambda t: t.to("meta"),
+    "complex": lambda t: t.to(torch.complex64),
+    "quantized": lambda t: torch.quantize_per_tensor(t.float(), 0.1, 0, torch.qint8),
+    "nested": lambda t: torch.nested.nested_tensor([t, t]),
+    "of a class": lambda t: torch.nn.Buffer(t),
+    "numpy": lambda t: t.numpy(),
+    "number": lambda _: 3,
+    "words": lambda _: "w" * 5000,
+    "nothing": lambda _: None,
+    "itself": lambda t: {"state_dict": t},
+}
+ODD_NAMES = (1, 2.5, None, (1, 2), True, b"x", "", "module", "module.", ".", "\x1b[2J", "x" * 5000)
+
+
+@st.composite
+def foreign(draw: st.DrawFn, state: dict[str, torch.Tensor]) -> bytes:
+    """What torch.save writes: other tensors, other names, in others' entries or in its own."""
+    tree: dict[Any, Any] = dict(state)
+    for _ in range(draw(st.integers(0, 3))):
+        name = draw(st.sampled_from([*tree]))
+        value = tree.pop(name)
+        if draw(st.booleans()):
+            tree[draw(st.sampled_from(ODD_NAMES))] = value
+        elif isinstance(value, torch.Tensor) and not value.is_complex():
+            with warnings.catch_warnings(action="ignore"):  # some kinds are prototypes
+                tree[name] = OTHER_KINDS[draw(st.sampled_from([*OTHER_KINDS]))](value)
+    for entry in draw(st.lists(st.sampled_from(borrowed.ENTRIES), max_size=6)):
+        tree = {"epoch": 3, entry: tree}
+    if draw(st.integers(0, 3)) == 0:
+        tree[draw(st.sampled_from(borrowed.ENTRIES))] = tree
+    buffer = io.BytesIO()
+    try:
+        torch.save(tree, buffer, _use_new_zipfile_serialization=draw(st.integers(0, 3)) > 0)
+    except Exception:  # what torch cannot save
+        return b""
+    return buffer.getvalue()
+
+
+def archive_of(records: Mapping[str, bytes | int]) -> bytes:
+    """An archive that ends as those of torch.save do; a number stands for so many MB of zeros."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, content in records.items():
+            with archive.open(name, "w") as record:
+                for part in [content] if isinstance(content, bytes) else [bytes(1 << 20)] * content:
+                    record.write(part)
+    body, end = buffer.getvalue()[:-22], buffer.getvalue()[-22:]
+    many, (length, begin) = len(records), struct.unpack("<II", end[12:20])
+    whole = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, many, many, length, begin)
+    return body + whole + struct.pack("<4sIQI", b"PK\6\7", 0, len(body), 1) + end
+
+
+def records_of(content: bytes) -> dict[str, bytes]:
+    """What lies in an archive."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def archive_bombs(megabytes: int) -> list[bytes]:
+    """Small archives that unpack to so much: a tensor, and the words that tell of it."""
+    buffer = io.BytesIO()
+    torch.save({"w": torch.zeros(1 << 18)}, buffer)  # a MB
+    records: dict[str, bytes | int] = dict(records_of(buffer.getvalue()))
+    said, tensor = (next(n for n in records if n.endswith(end)) for end in ("/data.pkl", "/0"))
+    pickled, many = records[said], (megabytes << 18).to_bytes(4, "little")
+    assert isinstance(pickled, bytes)
+    large = pickled.replace((1 << 18).to_bytes(4, "little"), many)
+    words = b"\x80\x02" + b"N0" * (megabytes << 19) + b"}."
+    return [archive_of(records | {said: large, tensor: megabytes}), archive_of({said: words})]
+
+
+def foreign_inputs(content: bytes, heavy: bool) -> Strategy:
+    """For a file that torch.save wrote."""
+    state = torch.load(io.BytesIO(content), weights_only=True)
+    records = records_of(content)
+    name = next(name for name in records if name.endswith("data.pkl"))
+    return st.one_of(
+        foreign(state),
+        foreign(state),
+        foreign(state),
+        cut_up(content),
+        cut_up(records[name]).map(lambda said: archive_of(records | {name: said})),
+        st.binary(max_size=64),
+        st.sampled_from((b"", b"PK\3\4", b"PK\3\4" + bytes(200), *PICKLES)),
+        st.sampled_from(archive_bombs(1000) if heavy else PLACES),
+        st.sampled_from(PLACES),
+    )
+
+
 SHAPES = st.lists(st.sampled_from((0, 1, 2, 3, 4, 28, 10**6, 2**31, 2**40, -1)), max_size=5).map(
     tuple
 )
@@ -650,7 +743,8 @@ def attempt(reader: Reader, damage: Damage) -> Seen:
 
 def readers(room: Path, *, heavy: bool = False) -> dict[str, Reader]:
     """Every reader with a sound file to damage; `heavy`: also large files, which take seconds."""
-    return {**_reports(room / "report"), **_runs(room / "run"), **_data(room / "data", heavy)}
+    found = _reports(room / "report") | _runs(room / "run")
+    return found | _foreign(room / "foreign", heavy) | _data(room / "data", heavy)
 
 
 def _loads(path: Path) -> Any:
@@ -836,8 +930,24 @@ def _runs(room: Path) -> dict[str, Reader]:
             resume,
             lambda: _reseal(newest),
         ),
-        "journal": Reader(piece, safetensors_inputs(unsealed(piece)), evaluate),
-        "journal's network": Reader(answers, safetensors_inputs(unsealed(answers)), evaluate),
+        "journal": Reader(piece, safetensors_inputs(piece.read_bytes()), evaluate),
+        "journal's network": Reader(answers, safetensors_inputs(answers.read_bytes()), evaluate),
+    }
+
+
+def _foreign(room: Path, heavy: bool) -> dict[str, Reader]:
+    """Weights that no run of ours made."""
+    room.mkdir(parents=True)
+    file = room / "net.pt"
+    torch.save(dict(SmallCNN(width=2, hidden=4).state_dict()), file)
+    network = ("--model.name", "smallcnn", "--model.options.width=2", "--model.options.hidden=4")
+    few = ("--attacks", "clean", "--samples", "3", "--device", "cpu")
+    return {
+        "weights, foreign": Reader(
+            file,
+            foreign_inputs(file.read_bytes(), heavy),
+            lambda: command("eval", *network, "--weights", file, *few),
+        )
     }
 
 

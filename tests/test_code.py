@@ -14,7 +14,6 @@ DEFINITION = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 LINES, LINES_OF_A_CLASS, ATTRIBUTES = 60, 250, 12
 LARGER = {
     "engine/kernel.py: _steps": "Triton makes one kernel of one function",
-    "engine/engine.py: Engine": "alone and in several processes, a step after the other",
     "runs/settings.py: Config": "the settings, one a line",
     "runs/sections.py: DataConfig": "the settings of data, one a line",
     "runs/progress.py: Progress": "the counts of a run, one a line",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import yopo
 from tests.conftest import Batch, bn_convnet, convnet, grads
 from tests.engine.test_engine import Build, compare, several
+from tests.pages import DOCS, fenced
 from tests.robust import trained
 from tests.tiny import PATIENCE, command_line, forkserver
 from yopo.attacks.names import parse_all
@@ -26,8 +27,8 @@ from yopo.runs.build import propagations
 from yopo.runs.recipes import method_tree
 from yopo.runs.settings import fields, validate
 
-PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PAGE = DOCS / "extending.md"
+BLOCKS = fenced(PAGE.read_text(), "python")
 COMMANDS = re.findall(r"^python mine.py .*", PAGE.read_text(), re.MULTILINE)
 
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 NAMES = (
     *("recipe", "config, report", "metrics", "result", "eval", "examples", "bench"),
     *("config, eval", "weights", "eval before", "result, compare", "seal", "values", "state"),
-    *("metrics, ls", "result, ls", "weights, predict", "shard"),
+    *("metrics, ls", "result, ls", "weights, predict", "weights, foreign", "shard"),
     *("journal", "journal's network", "npz", "idx", "idx, gzip", "cifar batch", "picture"),
 )
 # These do without a damaged file, or make it anew.
@@ -108,6 +108,7 @@ def test_no_value_of_another_kind_is_met_later(name: str, every: dict[str, Reade
         ("picture", fuzzing.OTHERS),
         ("recipe", [text.encode() for text in fuzzing.YAML_TEXTS]),
         ("config, eval", [text.encode() for text in fuzzing.YAML_TEXTS]),
+        ("weights, foreign", fuzzing.PICKLES),
     ],
 )
 @pytest.mark.usefixtures("float32")

@@ -1,10 +1,14 @@
 """Every block of Python in the docs is run as it stands there: most of them here."""
 
+import ast
+import inspect
 import re
 import socket
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,14 +22,17 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import yopo
+from tests.pages import DOCS, FENCE, ROOT, SITE, fenced, prose
 from tests.published import write_network
+from tools import look_up
+from tools.docstrings import as_rst
 from yopo.data import sources
 from yopo.runs import hub, recipes, tracking
 from yopo.runs.api import configure, train_run
 
-DOCS = Path(__file__).parents[1] / "docs"
 # Pages whose blocks other tests run, and the file that does it.
 ELSEWHERE = {
+    "data.md": "frameworks/test_data_page.py",
     "extending.md": "test_extending.py",
     **{
         f"frameworks/{name}.md": f"frameworks/test_{name}.py"
@@ -37,13 +44,10 @@ Page = tuple[str, int]
 
 def blocks() -> dict[Page, str]:
     """Each by its page and its place there. The tutorials' are run by `make docs`."""
-    pages = [*DOCS.glob("*.md"), *DOCS.glob("frameworks/*.md")]
     return {
         (page.relative_to(DOCS).as_posix(), place): block
-        for page in sorted(pages)
-        for place, block in enumerate(
-            re.findall(r"(?ms)^```python\n(.*?)^```$", page.read_text(encoding="utf-8"))
-        )
+        for page in SITE
+        for place, block in enumerate(fenced(page.read_text(encoding="utf-8"), "python"))
     }
 
 
@@ -145,15 +149,6 @@ def on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "local", asked.__getitem__)
 
 
-def torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of a package that is not here; a run that calls the block's function needs it."""
-    for name in ("torchvision", "torchvision.transforms", "torchvision.transforms.v2"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    datasets = ModuleType("torchvision.datasets")
-    vars(datasets)["ImageFolder"] = None
-    monkeypatch.setitem(sys.modules, "torchvision.datasets", datasets)
-
-
 def tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package of a tracker's is not here (tests/frameworks has them): one that is silent."""
     few(monkeypatch)
@@ -161,8 +156,13 @@ def tracked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "named", lambda _: silent)
 
 
+def foolbox(_: pytest.MonkeyPatch) -> None:
+    """It need not be everywhere."""
+    pytest.importorskip("foolbox", reason="needs yopo-torch[dev]")
+
+
 BEFORE: dict[str, Prepared] = {  # by words of a block; what must be there first
-    "import torchvision": torchvision,
+    "import foolbox": foolbox,
     "together=True": a_group,
     "fully_shard(": a_group,
     "exchange_gradients(": a_group,
@@ -196,18 +196,112 @@ def test_every_block_is_run_somewhere() -> None:
         assert f"docs/{page}" in text.partition("\n")[0], "its first line says which page it runs"
 
 
+def test_pages_to_look_up_are_made_of_the_code() -> None:
+    for file, text in look_up.texts().items():
+        assert file.read_text(encoding="utf-8") == text, f"{file}: run python -m tools.look_up"
+
+
+def test_every_extra_is_on_the_page_of_installing() -> None:
+    text = (DOCS / "installing.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    rows = re.findall(r"(?m)^\| (`.*?) \|", text)
+    assert {x for row in rows for x in re.findall(r"`(\w+)`", row)} == {
+        *project["optional-dependencies"]
+    }
+    least = re.findall(r"\d+\.\d+", f"{project['requires-python']} {project['dependencies'][0]}")
+    assert "Python {} or later, torch {} or later".format(*least) in text
+    for page in SITE:  # it is on no index yet
+        assert "pip install 'yopo-torch" not in page.read_text(encoding="utf-8"), page
+
+
+KINDS = "python bibtex {code-cell} {eval-rst} {include} {literalinclude} {toctree}".split()
+
+
+@pytest.mark.parametrize("page", [*SITE, ROOT / "README.md"], ids=lambda page: page.name)
+def test_no_block_is_overlooked(page: Path) -> None:
+    """Neither one within a list, nor Python by another name."""
+    text = page.read_text(encoding="utf-8")
+    assert text.count("```python") == len(fenced(text, "python"))
+    assert {b["kind"].partition(" ")[0] for b in FENCE.finditer(text)} <= {*KINDS, ""}
+
+
+def test_blocks_within_lists_are_found() -> None:
+    indented = "- x:\n\n  ```python\n  a = 1\n    b\n  ```\n"
+    assert fenced(indented, "python") == ["a = 1\n  b\n"]
+    with pytest.raises(AssertionError, match="none closes"):
+        fenced(indented.rstrip("` \n"))
+
+
 def test_a_block_that_fails_would_be_seen(names: dict[str, Any]) -> None:
     with pytest.raises(AttributeError, match="no attribute 'YOP'"):
         exec("yopo.YOP(model, threat)", names)
 
 
+# ---------------------------------------------------------------- the page of the API
+
+
+API = (DOCS / "api.md").read_text(encoding="utf-8")
+SHOWN = {
+    f"yopo.{name.removeprefix('yopo.')}": kind
+    for kind, name in re.findall(r"auto(\w+):: ([\w.]+)", API)
+}
+INSIDE = {"api.md", "code.md", "design.md"}  # of those who work on yopo itself
+
+
+@pytest.fixture
+def bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the callbacks of packages that are not here, as in docs/conf.py."""
+    for name, base in (("lightning.pytorch", "Callback"), ("transformers", "TrainerCallback")):
+        module = ModuleType(name)
+        setattr(module, base, object)
+        for part in (name, name.partition(".")[0]):
+            monkeypatch.setitem(sys.modules, part, module)
+    for name in ("lightning", "transformers"):
+        monkeypatch.delitem(sys.modules, f"yopo.integrations.{name}", raising=False)
+
+
 def test_every_public_name_is_on_the_page_of_the_api() -> None:
-    text = (DOCS / "api.md").read_text(encoding="utf-8")
-    shown = {*re.findall(r"auto(?:class|function|module):: (?:yopo\.)?([\w.]+)", text)}
     rooms = {"attacks", "models"}  # of which functions are shown
-    assert {*yopo.__all__} - rooms <= shown
-    assert all(any(name.startswith(f"{room}.") for name in shown) for room in rooms)
-    networks = {f"models.{name}" for name in yopo.models.__all__ if name not in yopo.__all__}
-    assert networks <= shown
-    for word in ("__call__", "load_state_dict", "export_run", "data.Sources", "data.Items"):
-        assert word in text
+    assert {f"yopo.{name}" for name in {*yopo.__all__} - rooms} <= {*SHOWN}
+    assert {f"yopo.{name}" for name in rooms} <= {name.rpartition(".")[0] for name in SHOWN}
+    networks = {name for name in yopo.models.__all__ if name not in yopo.__all__}
+    assert {f"yopo.models.{name}" for name in networks} <= {*SHOWN}
+    for word in ("__call__", "load_state_dict"):
+        assert word in API
+
+
+def named(text: str) -> set[str]:
+    """What a page has of yopo: in its Python, in shell blocks, and in sentences."""
+    found = {*re.findall(r"`(yopo(?:\.\w+)+)", prose(text))}
+    found |= {name for b in fenced(text) for name in re.findall(r"(?m)^(yopo(?:\.\w+)+)", b)}
+    for block in (*fenced(text, "python"), *fenced(text, "{code-cell} ipython3")):
+        code = re.sub(r"(?m)^(:tags|!).*$|^%%bash(?s:.*)", "", block)
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("yopo"):
+                found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            elif isinstance(node, ast.Attribute):
+                found |= {*re.findall(r"^yopo(?:\.\w+)+$", ast.unparse(node))}
+    return found
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in (*SITE, ROOT / "README.md") if p.name not in INSIDE], ids=lambda p: p.name
+)
+def test_names_that_a_page_tells_of_are_on_the_page_of_the_api(page: Path) -> None:
+    """Themselves, as a part of what is there, or as the room of something there."""
+    for name in named(page.read_text(encoding="utf-8")):
+        assert any(f"{name}.".startswith(f"{known}.") for known in SHOWN) or any(
+            known.startswith(f"{name}.") for known in SHOWN
+        ), name
+
+
+@pytest.mark.usefixtures("bases")
+@pytest.mark.parametrize("name", [n for n, kind in SHOWN.items() if kind in ("class", "function")])
+def test_every_parameter_is_told_of(name: str) -> None:
+    """In the docstring, or beside the field of a dataclass; as the site has it."""
+    room, _, last = name.rpartition(".")
+    thing = getattr(import_module(room), last)
+    told = "\n".join(as_rst((inspect.getdoc(thing) or "").splitlines(), thing)).replace(r"\_", "_")
+    given = inspect.signature(thing).parameters.values()
+    names = {p.name for p in given} - {"args", "kwargs"}  # those of a protocol
+    assert not [n for n in names if not re.search(rf"(?<!\w){n}(?!\w)", told)]

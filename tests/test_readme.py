@@ -14,10 +14,13 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.distributed.run import get_args_parser
 from torch.utils.data import DataLoader, TensorDataset
 
 import yopo
 from tests.conftest import Batch, convnet, grads
+from tests.pages import DOCS as FOLDER
+from tests.pages import ROOT, SITE, fenced, in_lines, prose
 from tests.tiny import PATIENCE
 from yopo import cli
 from yopo.attacks.names import parse_all
@@ -27,20 +30,10 @@ from yopo.engine.engine import Engine
 from yopo.runs.api import configure, method_configs
 from yopo.runs.settings import validate
 
-ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-DOCS = {
-    page.relative_to(ROOT / "docs").as_posix(): page.read_text()
-    for page in (*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/frameworks/*.md")))
-}
+DOCS = {page.relative_to(FOLDER).as_posix(): page.read_text() for page in SITE}
 PAGES = {"README.md": README} | DOCS
 PARTS = {"⅓": Fraction(1, 3), "⅔": Fraction(2, 3)}
-
-
-def fenced(page: str, language: str = "") -> list[str]:
-    """The blocks of code of one language."""
-    found = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", page)
-    return [block for kind, block in found if kind == language]
 
 
 # ------------------------------------------------------------------------------- how it reads
@@ -56,11 +49,14 @@ def test_the_first_paragraph_is_two_sentences() -> None:
     assert len(re.findall(r"\.(?:\s|$)", first)) == 2
 
 
-def test_lines_are_at_most_120_wide() -> None:
-    assert not [line for line in README.splitlines() if len(line) > 120]
-    for name, page in PAGES.items():
-        long = [x for x in page.splitlines() if len(x) > 120 and not x.lstrip().startswith("|")]
-        assert not long, f"{name}: {long}"
+WRITTEN = [*PAGES, "../CHANGELOG.md"]
+WRITTEN += [f"../{page.relative_to(ROOT).as_posix()}" for page in ROOT.glob("records/**/*.md")]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_lines_are_at_most_120_wide(name: str) -> None:
+    text = PAGES.get(name) or (FOLDER / name).read_text()
+    assert not [line for line in in_lines(text) if len(line) > 120]
 
 
 # ----------------------------------------------------------------------------- what it names
@@ -98,6 +94,13 @@ def test_files_that_a_page_names_are_there(name: str) -> None:
         assert to.is_file(), link
         heads = re.findall(r"(?m)^#+ (.*)$", to.read_text()) if anchor else []
         assert not anchor or anchor in {anchor_of(head) for head in heads}, link
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_pages_of_the_site_are_links(name: str) -> None:
+    """Not a file's name, which leads nowhere there."""
+    named = re.findall(r"`(?:docs/)?([\w/-]+\.md)[^`]*`", prose(PAGES[name]))
+    assert not [page for page in named if page in DOCS]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -146,10 +149,15 @@ def test_there_are_commands() -> None:
 @pytest.mark.parametrize(("name", "line"), commands())
 def test_commands_are_parsed(name: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(line)
-    monkeypatch.setattr(sys, "argv", ["yopo", *words])
     if len(words) == 1:  # a command's name, in a sentence
         assert words[0] in cli.COMMANDS
-        return
+    else:
+        check_typed(words, monkeypatch)
+
+
+def check_typed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows `yopo` in a shell: a command, its options, settings, methods and attacks."""
+    monkeypatch.setattr(sys, "argv", ["yopo", *words])
     command, args, rest = cli.parsed()
     if words[0] in ("train", "compare"):
         typed = settings_typed(rest)
@@ -161,10 +169,43 @@ def test_commands_are_parsed(name: str, line: str, monkeypatch: pytest.MonkeyPat
     elif words[0] == "eval" and not args.runs:  # of someone else's network
         assert validate(someone_elses(args, rest))
     else:
-        assert not rest, f"{name}: {line}"
+        assert not rest
     if words[0] == "eval":
         assert parse_all(args.attacks)
     assert command.EXAMPLES
+
+
+TOOLS = ("torchrun", "python", "bash", "accelerate launch", "fabric run")
+STARTED = re.compile(
+    rf"(?m)^(?:srun |timeout .*?\d |\w+=\w+ )?({'|'.join(TOOLS)}) ([^#\n]+)",
+)
+
+
+def started() -> list[tuple[str, str, str]]:
+    """The lines of pages that start a program of ours otherwise: page, with what, the words."""
+    blocks = [(name, block) for name, page in PAGES.items() for block in fenced(page)]
+    lines = [(name, block.replace("\\\n", " ")) for name, block in blocks]
+    return [(name, *found) for name, block in lines for found in STARTED.findall(block)]
+
+
+def test_there_are_programs_started_otherwise() -> None:
+    assert {tool for _, tool, _ in started()} == {*TOOLS}
+
+
+@pytest.mark.parametrize(("name", "tool", "line"), started())
+def test_what_other_programs_start_is_there(name: str, tool: str, line: str) -> None:
+    """A module of ours, a file of the repository, or one that a block of the page is."""
+    words = shlex.split(line)
+    if tool == "torchrun":  # by its own parser
+        args = get_args_parser().parse_args(words)
+        words = [*["-m"] * args.module, args.training_script]
+    if "-m" in words:
+        module = words[words.index("-m") + 1].replace(".", "/")
+        assert module == "yopo" or (ROOT / f"{module}.py").is_file()
+        return
+    file = next(word for word in words if re.search(r"\.(py|sh)$", word))
+    blocks = fenced(PAGES[name], "python")
+    assert (ROOT / file).is_file() or f"# {file}" in [block.split("\n")[0] for block in blocks]
 
 
 def test_own_pictures_as_the_readme_says(tmp_path: Path) -> None:
@@ -236,6 +277,23 @@ def test_methods_cost_what_the_table_says(
     model = names["model"]
     assert isinstance(model, nn.Module)
     assert len(grads(model)) == len([*model.parameters()])
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_yopo_makes_one_pass_more_than_m(m: int, batch: Batch) -> None:
+    """As README, results and the first tutorial have it; with f0 affine no other passes."""
+    model, seen = convnet(), []
+    model.register_forward_hook(lambda *_: seen.append(1))
+    method = yopo.YOPO(model, yopo.Linf(0.1), m=m, n=3)
+    method.backward(*batch)  # the first batch also tells what f0 is
+    seen.clear()
+    out = method.backward(*batch)
+    assert len(seen) == m + 1
+    assert out.propagations == pytest.approx(m + 2 / 3)
+    for name in ("README.md", "results.md", "methods.md"):
+        assert re.search(r"makes m \+ 1\b", " ".join(PAGES[name].split()))
+    tutorial = " ".join(PAGES["tutorials/first.md"].split())
+    assert "YOPO-3-3: for each batch four passes through the whole network" in tutorial
 
 
 def test_the_table_has_all_its_rows() -> None:

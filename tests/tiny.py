@@ -61,8 +61,12 @@ class Silent:
     """A watcher that only remembers."""
 
     def __init__(self) -> None:
+        self.epochs = 0
         self.said: list[str] = []
         self.lines: list[dict[str, Any]] = []
+
+    def begin(self, epochs: int) -> None:
+        self.epochs = epochs
 
     def say(self, text: str) -> None:
         self.said.append(text)

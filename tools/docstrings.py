@@ -1,12 +1,14 @@
 """Our docstrings as reStructuredText: plain text for an editor becomes lists, code and links.
 
-A paragraph's "name: what it is" becomes an item of a list if the callable has such a parameter; an
-indented block becomes code; a name in backticks becomes a link where the site has a page for it.
+A paragraph's "name: what it is" becomes an item of a list if the callable has such a parameter, and
+so does the comment beside a dataclass's field; an indented block becomes code; a name in backticks
+becomes a link where the site has a page for it.
 """
 
 import inspect
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
 from itertools import pairwise
 
 import yopo
@@ -20,7 +22,16 @@ def as_rst(lines: Sequence[str], thing: object = None) -> list[str]:
     out: list[str] = []
     for block in re.split(r"\n\s*\n", "\n".join(lines).strip("\n")):
         out += [*_block(block, names), ""]
-    return out
+    return [*out, *_fields(thing), ""]
+
+
+def _fields(thing: object) -> Iterator[str]:
+    """What the comments of a dataclass, or a named tuple, say of its fields."""
+    if not (inspect.isclass(thing) and (is_dataclass(thing) or hasattr(thing, "_fields"))):
+        return
+    lines = inspect.getsource(thing)
+    for name, what in re.findall(r"(?m)^    (\w+): .*?  # (?!noqa)(.*)$", lines):
+        yield f"- ``{name}``: {_inline(what)}"
 
 
 def _block(block: str, names: Sequence[str]) -> Iterator[str]:

@@ -1,487 +1,68 @@
-"""Hostile run folders and weights files, and what `yopo` does with each.
+"""What `yopo` does with hostile run folders and weights files, those of `tools.hostile_cases`.
 
 Usage: python -m tools.hostile [--json records/hostile-cpu/hostile.json] [--only NAME]
 Every command that reads a run folder meets every case in a process of its own. Counted are the
 commands started, modules of the case imported, attempts at the network, files changed outside of
-the case, tracebacks, control characters on the terminal, and what takes longer than 20 s.
+the case, files of the user's that were sent (`leaked`), trackers' runs that a file named
+(`misled`), tracebacks, control characters on the terminal, and what takes more than 20 s of the
+processor.
 """
 
 import argparse
+import importlib
 import io
 import json
 import os
-import pickle
+import pkgutil
 import resource
 import shutil
 import signal
-import struct
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import yaml
 from PIL import Image
 from rich.console import Console
 
-from tests.hostile import EXAMPLES, HOSTILE, load, places, put, save, write_full_run
+import yopo
+from tools.hostile_cases import EVIL, GROUPS, PACKAGES, Touch, run
 from yopo import __version__, cli
 from yopo.cli.common import clean
-from yopo.core import files, tensor_files
-from yopo.models import SmallCNN
-from yopo.runs.overlay import Tree, overlay
-from yopo.runs.settings import validate
-
-SLOW, MEMORY = 20.0, 2 << 30  # seconds and bytes that a case may take
-RUN = "yopo-5-3-seed-0"  # a name that `yopo reproduce --show` looks for
-OURS: Tree = {"name": "smallcnn", "options": {"width": 2, "hidden": 4}}
-STEER = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e[red]a[/red][link=http://x]"
-Make = Callable[[Path], Path]  # fills a case's folder; what to give to the commands
-TIMM = """
-import pathlib, torch
-def create_model(name, **options):
-    plain = name.replace("_", "").replace(".", "").isalnum()
-    if not plain or {*options} - {"num_classes", "in_chans", "drop_rate"}:
-        pathlib.Path("ran").write_text(f"timm was asked for {name} {options}")
-    layers = [torch.nn.Linear(1000, 1000) for _ in range(100_000 if "huge" in name else 1)]
-    return torch.nn.Sequential(torch.nn.Flatten(), *layers)
-def is_model(name):
-    return True
-def list_models():
-    return ["resnet18"]
-"""
-EVIL = "import pathlib\npathlib.Path('ran').touch()\ndef build(**_):\n    pass\n"
-EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n(ran) (w) file\n%%EOF\n"
-
-
-class Touch:
-    """Whoever unpickles it makes the file `ran`."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("touch ran",)
-
-
-def run(case: Path, model: Tree | None = None, over: Tree | None = None) -> Path:
-    """A run that is whole but for its settings, with an evaluation and pictures."""
-    folder = write_full_run(case / RUN)
-    tree = overlay(validate({"model": OURS, "threat": {"eps": 0.1}}).tree(), over or {})
-    tree["model"] |= {"options": {}} | model if model else {}
-    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
-    weights(folder, tree)
-    return folder
-
-
-def spoilt(how: Callable[..., object], **given: object) -> Make:
-    """A run with something done to its folder."""
-
-    def make(case: Path) -> Path:
-        folder = run(case)
-        how(folder, **given)
-        return folder
-
-    return make
-
-
-def beside(case: Path, how: Callable[[Path], object]) -> Path:
-    """A run beside which something lies."""
-    how(case)
-    return run(case)
-
-
-def renamed(case: Path, name: str, file: str = "") -> Path:
-    """A run, or one file of it, under another name."""
-    return (run(case) / file).rename(case / name)
-
-
-def weights(folder: Path, tree: object) -> None:
-    """Weights of our network, and what their metadata say."""
-    state = dict(SmallCNN(width=2, hidden=4).state_dict())
-    for name in ("model.safetensors", "model-last.safetensors"):
-        tensor_files.save_weights(folder / name, state, {"config": json.dumps(tree)})
-
-
-# ---------------------------------------------------------------- the cases
-
-
-def code() -> Iterator[tuple[str, Make]]:
-    """Functions that are not networks."""
-    named: list[tuple[str, Tree]] = [
-        ("os:system", {"command": "touch ran"}),
-        ("os:popen", {"cmd": "touch ran"}),
-        ("posix:system", {"command": "touch ran"}),
-        ("subprocess:run", {"args": ["touch", "ran"]}),
-        ("subprocess:getoutput", {"cmd": "touch ran"}),
-        ("builtins:exec", {"source": "open('ran', 'w')"}),
-        ("builtins:eval", {"source": "open('ran', 'w')"}),
-        ("builtins:open", {"file": "ran", "mode": "w"}),
-        ("builtins:__import__", {"name": "evil"}),
-        ("importlib:import_module", {"name": "evil"}),
-        ("runpy:run_path", {"path_name": "evil.py"}),
-        ("evil:build", {}),
-        ("evil.build:", {}),
-        ("./evil.py:build", {}),
-        (f"{RUN}.evil:build", {}),
-        ("pickle:loads", {"data": "cos\nsystem\n(S'touch ran'\ntR."}),
-        ("torch:load", {"f": "evil.pt", "weights_only": False}),
-        ("torch.hub:load", {"repo_or_dir": ".", "model": "x", "source": "local"}),
-        ("torch.hub:load_state_dict_from_url", {"url": "http://127.0.0.1:9/x"}),
-        ("urllib.request:urlopen", {"url": "http://127.0.0.1:9/x"}),
-        ("webbrowser:open", {"url": "http://127.0.0.1:9/x"}),
-        ("shutil:rmtree", {"path": "victim"}),
-        ("pty:spawn", {"argv": ["touch", "ran"]}),
-        ("ctypes:CDLL", {"name": "evil.so"}),
-        ("yopo.models:SmallCNN", {}),
-        (" os:system", {"command": "touch ran"}),
-    ]
-    for name, options in named:
-        yield f"model {name}", partial(run, model={"name": name, "options": options})
-
-    for name, options in named[:4] + named[11:13]:
-        data: Tree = {"data": {"name": name, "options": options}}
-        yield f"data {name}", partial(run, over=data)
-
-    def by_file(case: Path) -> Path:
-        folder = run(case, {"name": "os:system", "options": {"command": "touch ran"}})
-        return (folder / "model.safetensors").rename(case / "net.safetensors")
-
-    yield "metadata os:system", by_file
-    tag = "!!python/object/apply:os.system [touch ran]"
-    yield "YAML tag", spoilt(text, name="config.yaml", words=f"notes: {tag}\n")
-    yield (
-        "YAML tag in an option",
-        partial(run, model={"name": "smallcnn", "options": {"width": tag}}),
-    )
-
-
-def timm() -> Iterator[tuple[str, Make]]:
-    """timm with addresses, paths and more."""
-    names = "hf-hub:a/b hf_hub:a/b local-dir:/x /etc/passwd ../x https://127.0.0.1:9/x timm/x huge"
-    for name in names.split():
-        yield f"timm:{name}", partial(run, model={"name": f"timm:{name}"})
-    options: list[Tree] = [
-        {"checkpoint_path": "evil.pt"},
-        {"pretrained": True},
-        {"pretrained_cfg": {"url": "http://127.0.0.1:9/x"}},
-        {"pretrained_cfg_overlay": {"file": "evil.pt"}},
-        {"cache_dir": "/"},
-        {"scriptable": True},
-        {"features_only": True},
-        {"global_pool": "http://127.0.0.1:9/x"},
-        {"img_size": 10**9},
-        {"num_classes": [10**5] * 16},
-    ]
-    for given in options:
-        yield (
-            f"timm with {next(iter(given))}",
-            partial(run, model={"name": "timm:resnet18", "options": given}),
-        )
-
-
-def sizes() -> Iterator[tuple[str, Make]]:
-    """Networks of absurd size, and options of another kind."""
-    found: list[tuple[str, Tree]] = [
-        ("smallcnn", {"width": 10**9}),
-        ("smallcnn", {"width": 999_999}),
-        ("smallcnn", {"hidden": 10**6}),
-        ("smallcnn", {"size": 10**6}),
-        ("smallcnn", {"width": -1}),
-        ("smallcnn", {"width": 0}),
-        ("smallcnn", {"width": "a"}),
-        ("smallcnn", {"width": 1.5}),
-        ("smallcnn", {"dropout": 9}),
-        ("smallcnn", {"classes": 3}),
-        ("preactresnet18", {"blocks": [10**6]}),
-        ("preactresnet18", {"blocks": [1] * 16}),
-        ("preactresnet18", {"blocks": {"a": 1}}),
-        ("wideresnet", {"depth": 600_004}),
-        ("wideresnet", {"depth": 10, "width": 10**5}),
-    ]
-    for name, options in found:
-        words = json.dumps(options)
-        yield f"{name} {words}", partial(run, model={"name": name, "options": options})
-
-
-def weights_files() -> Iterator[tuple[str, Make]]:
-    """Files named .safetensors that are none."""
-
-    def content(data: bytes) -> Make:
-        return spoilt(binary, name="model.safetensors", content=data)
-
-    zipped = io.BytesIO()
-    torch.save({"w": Touch()}, zipped)
-    yield "pickle", content(pickle.dumps(Touch()))
-    yield "pickle of protocol 0", content(pickle.dumps(Touch(), 0))
-    yield "torch.save", content(zipped.getvalue())
-    yield "empty weights", content(b"")
-    yield "header of 2^60 bytes", content(struct.pack("<Q", 2**60) + b"{}")
-    deep = b'{"a":' * 50_000 + b"1" + b"}" * 50_000
-    yield "deep header", content(struct.pack("<Q", len(deep)) + deep)
-    for name, tree in (("list", []), ("null", None), ("words", "os:system"), ("number", 10**30)):
-        yield f"metadata {name}", spoilt(weights, tree=tree)
-    yield "weights from a pipe", spoilt(pipe, name="model.safetensors")
-    yield "weights of /dev/zero", spoilt(link, name="model.safetensors", target="/dev/zero")
-    yield "weights of /etc/passwd", spoilt(link, name="model.safetensors", target="/etc/passwd")
-    yield "tensors with steering names", spoilt(named_tensors)
-
-
-def settings_files() -> Iterator[tuple[str, Make]]:
-    """Settings and records of other kinds."""
-    yield "settings from a pipe", spoilt(pipe, name="config.yaml")
-    yield "settings of /etc/passwd", spoilt(link, name="config.yaml", target="/etc/passwd")
-    yield "settings of /dev/zero", spoilt(link, name="config.yaml", target="/dev/zero")
-    lines = ["a0: &a0 [x,x,x,x,x,x,x,x,x]"]
-    lines += [f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
-    yield "alias bomb", spoilt(text, name="config.yaml", words="\n".join(lines))
-    inner = "[&a [1,1,1,1,1,1,1,1,1]"
-    for i in range(12):
-        inner += f", &{'bcdefghijklm'[i]} [{','.join(['*' + 'abcdefghijkl'[i]] * 9)}]"
-    bomb: Tree = {"name": "smallcnn", "options": {"width": inner + "]"}}
-    yield "alias bomb in an option", partial(run, model=bomb)
-    yield "deep settings", spoilt(text, name="config.yaml", words="[" * 10**5)
-    for file in ("eval.json", "result.json", "metrics.jsonl", EXAMPLES):
-        yield f"{file} from a pipe", spoilt(pipe, name=file)
-        yield f"{file} of /dev/zero", spoilt(link, name=file, target="/dev/zero")
-    yield "pickled examples", spoilt(binary, name=EXAMPLES, content=pickle.dumps(Touch()))
-    yield "huge examples", huge_examples
-    yield "names of classes as a bomb", spoilt(examples, facts={"names": "[" * 10**5})
-
-
-def data() -> Iterator[tuple[str, Make]]:
-    """Data that a run names."""
-
-    for place in ("https://127.0.0.1:9/x", "//127.0.0.1/x", "/dev/zero", "pipe", "~root/x"):
-        yield f"data of {place}", partial(run, over={"data": {"name": "npz", "path": place}})
-    yield "pickled data", pickled_npz
-    yield "data that unpack to 8 GB", bomb_npz
-    yield "data evil:load", partial(run, over={"data": {"name": "evil:load"}})
-    yield "pickled batches", pickled_batches
-    yield "EPS named PNG", eps_pictures
-    yield "classes with hostile names", hostile_classes
-
-
-def links() -> Iterator[tuple[str, Make]]:
-    """Links to files of the user's, where something is to be written."""
-    written = ["eval.json", "eval.md", "diagnose.json", "diagnose.png", EXAMPLES, "config.yaml"]
-    for name in (*written, *(f".{name}.writing" for name in written), "eval-state", "state"):
-        yield f"{name} is a link", partial(linked, name=name)
-
-
-def linked(case: Path, name: str) -> Path:
-    """A run in which one name leads to the user's own file."""
-    folder = run(case)
-    return folder if name == "config.yaml" else link(folder, name, "../victim/file")
-
-
-def words() -> Iterator[tuple[str, Make]]:
-    """Names with markup, and such as steer a terminal."""
-    plain = STEER.replace("/", "\u2215")
-    for i, evil in enumerate((*HOSTILE, STEER)):
-        name = evil.replace("/", "\u2215").replace("\x00", "")
-        yield f"folder named {i}", partial(renamed, name=name)
-        yield f"all words {i}", spoilt(all_words, evil=evil)
-    yield "folder of no UTF-8", partial(renamed, name=os.fsdecode(b"run\xff\xfe"))
-    yield "weights named", partial(renamed, name=f"{plain}.st", file="model.safetensors")
-
-
-def git() -> Iterator[tuple[str, Make]]:
-    """A working directory whose git settings run something, or lead elsewhere."""
-    keys = ["core.fsmonitor", "core.sshCommand", "core.pager", "diff.external", "filter.evil.clean"]
-    for key in (*keys, "diff.evil.textconv", "alias.status", "credential.helper"):
-        yield f"git {key}", partial(repository, key=key)
-    yield "git hooks", partial(repository, key="core.hooksPath")
-    yield ".git is a pipe", partial(beside, how=lambda case: os.mkfifo(case / ".git"))
-    yield ".git leads out", partial(beside, how=partial(text, name=".git", words="gitdir: /etc"))
-    zero = partial(link, name=".git", target="/dev/zero")
-    yield ".git of /dev/zero", partial(beside, how=zero)
-
-
-def states() -> Iterator[tuple[str, Make]]:
-    """Checkpoints, which `yopo train --resume` reads."""
-    yield "pickled checkpoint", partial(checkpointed, tensors=pickle.dumps(Touch()), values="{}")
-    yield "checkpoint of lists", partial(checkpointed, values="[]")
-    yield "checkpoint of hostile words", partial(checkpointed, values=json.dumps({"a": STEER}))
-
-
-GROUPS = (code, timm, sizes, weights_files, settings_files, data, links, words, git, states)
-
-
-# ---------------------------------------------------------------- what they are made of
-
-
-def text(folder: Path, name: str, words: str) -> Path:
-    """With another file of text."""
-    (folder / name).write_text(words)
-    return folder
-
-
-def binary(folder: Path, name: str, content: bytes) -> Path:
-    """With another file."""
-    (folder / name).write_bytes(content)
-    return folder
-
-
-def pipe(folder: Path, name: str) -> Path:
-    """With a pipe, which whoever opens waits for."""
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    return folder
-
-
-def link(folder: Path, name: str, target: str) -> Path:
-    """With a link."""
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to(target)
-    return folder
-
-
-def examples(folder: Path, facts: dict[str, str]) -> Path:
-    """With other words beside the pictures."""
-    file = folder / EXAMPLES
-    tensor_files.save_weights(file, tensor_files.load_weights(file), facts)
-    return folder
-
-
-def huge_examples(case: Path) -> Path:
-    """Pictures of a wild shape."""
-    folder = run(case)
-    tensors = tensor_files.load_weights(folder / EXAMPLES)
-    tensors["cw.images"] = torch.zeros(9, 1, 1, 10**5)
-    tensor_files.save_weights(folder / EXAMPLES, tensors, {})
-    return folder
-
-
-def named_tensors(folder: Path) -> Path:
-    """Weights whose names steer."""
-    tree = load(folder / "config.yaml")
-    state = {f"{STEER}{i}": torch.zeros(100) for i in range(3)}
-    state |= {f"pad{i}": torch.zeros(100) for i in range(40)}
-    tensor_files.save_weights(folder / "model.safetensors", state, {"config": json.dumps(tree)})
-    return folder
-
-
-def all_words(folder: Path, evil: str) -> Path:
-    """Every word of the records hostile that may be any."""
-    for place in list(places(folder)):
-        if place[0] != "config.yaml" and not place[2]:
-            save(folder / place[0], put(load(folder / place[0]), place, evil))
-    return examples(folder, {"names": json.dumps([evil] * 9)})
-
-
-def pickled_npz(case: Path) -> Path:
-    """Arrays of objects."""
-    objects = np.array([Touch()], dtype=object)
-    keys = ("x_train", "y_train", "x_test", "y_test")
-    np.savez(case / "x.npz", allow_pickle=True, **dict.fromkeys(keys, objects))
-    return run(case, over={"data": {"name": "npz", "path": "x.npz"}})
-
-
-def bomb_npz(case: Path) -> Path:
-    """Zeros, packed."""
-    with zipfile.ZipFile(case / "x.npz", "w", zipfile.ZIP_DEFLATED) as packed:
-        for key in ("x_train", "y_train", "x_test", "y_test"):
-            with packed.open(f"{key}.npy", "w") as stream:
-                header = {"descr": "|u1", "fortran_order": False, "shape": (2**31, 1, 1)}
-                np.lib.format.write_array_header_1_0(stream, header)
-                for _ in range(32):
-                    stream.write(bytes(2**20))
-    return run(case, over={"data": {"name": "npz", "path": "x.npz"}})
-
-
-def pickled_batches(case: Path) -> Path:
-    """CIFAR-10's own layout, with a command in it."""
-    folder = case / "cifar" / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        (folder / name).write_bytes(pickle.dumps({"data": Touch(), "labels": []}))
-    return run(case, over={"data": {"name": "cifar10", "root": "cifar"}})
-
-
-def pictures(case: Path, names: list[str], content: bytes) -> Path:
-    """A folder of pictures."""
-    for split in ("train", "test"):
-        for name in names:
-            (case / "photos" / split / name).mkdir(parents=True)
-            (case / "photos" / split / name / "x.png").write_bytes(content)
-    data = {"name": "folder", "root": "photos", "size": 28}
-    return run(case, {"name": "smallcnn", "options": {"width": 2, "hidden": 4}}, {"data": data})
-
-
-def eps_pictures(case: Path) -> Path:
-    """PostScript, for which pillow would start Ghostscript."""
-    return pictures(case, ["a", "b"], EPS)
-
-
-def hostile_classes(case: Path) -> Path:
-    """Classes whose names are hostile."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (28, 28)).save(buffer, "PNG")
-    return pictures(case, ["<img src=x onerror=ran=1>", STEER.replace("/", "")], buffer.getvalue())
-
-
-def repository(case: Path, key: str) -> Path:
-    """The case's folder as a repository with one hostile setting."""
-    home = os.environ | {"HOME": str(case), "GIT_CONFIG_NOSYSTEM": "1"}
-    script = case / "evil.sh"
-    script.write_text("#!/bin/sh\ntouch ran\n")
-    script.chmod(0o755)
-    (case / "hooks").mkdir()
-    for hook in ("post-index-change", "fsmonitor-watchman"):
-        shutil.copy(script, case / "hooks" / hook)
-    (case / "tracked").write_text("1")
-    (case / ".gitattributes").write_text("tracked filter=evil diff=evil\n")
-    value = str(case / "hooks") if key == "core.hooksPath" else str(script)
-    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    for line in (
-        ["init", "-q"],
-        ["add", "tracked"],
-        ["commit", "-qm", "1"],
-        ["config", key, value],
-    ):
-        subprocess.run(["git", *who, *line], cwd=case, env=home, check=True, capture_output=True)
-    (case / "tracked").write_text("2")
-    return run(case)
-
-
-def checkpointed(case: Path, tensors: bytes = b"", values: str = "{}") -> Path:
-    """A run with a checkpoint whose checksums agree."""
-    import hashlib
-
-    folder = run(case)
-    at = folder / "state" / "save-000001"
-    at.mkdir(parents=True)
-    if not tensors:
-        shutil.copy(folder / "model.safetensors", at / "tensors.safetensors")
-        tensors = (at / "tensors.safetensors").read_bytes()
-    (at / "tensors.safetensors").write_bytes(tensors)
-    (at / "values.json").write_text(values)
-    seal = {"tensors": hashlib.sha256(tensors).hexdigest()}
-    seal["values"] = hashlib.sha256(values.encode()).hexdigest()
-    (at / "seal.json").write_text(json.dumps(seal))
-    return folder
-
-
-# ---------------------------------------------------------------- what yopo does with them
+from yopo.core import files
+
+SLOW, MEMORY = 20, 2 << 30  # seconds and bytes that a case may take
+MINE = "mine, and nobody else's"
+SENT = {"README.md", "config.yaml", "model.safetensors", "eval.json"}
+BAD = (
+    *("commands", "network", "changed", "leaked", "misled"),
+    *("tracebacks", "steering", "hangs", "killed", "memory"),
+)
 
 
 def commands(case: Path, given: Path) -> dict[str, list[str]]:
     """All that read a run folder, or a weights file."""
     image = case / "image.png"
     Image.new("L", (28, 28), 99).save(image)
+    few = ["--attacks", "pgd-1", "--samples", "4"]
+    if given.suffix == ".pt":
+        ours = "--model.name smallcnn --model.options.width=2 --model.options.hidden=4".split()
+        theirs = "--model.name preactresnet18".split()
+        weights = ["--weights", str(given), *few]
+        return {"eval": ["eval", *ours, *weights], "eval, deeper": ["eval", *theirs, *weights]}
     found = {
-        "eval": ["eval", str(given), "--attacks", "pgd-1", "--samples", "4", "--save-examples"],
+        "eval": ["eval", str(given), *few, "--save-examples"],
+        "eval, tracked": ["eval", str(given), *few, "--track", "wandb"],
         "predict": ["predict", str(given), str(image)],
-        "export": ["export", str(given), "--to", "pt2", "--out", str(case / "export.pt2")],
+        "export": ["export", str(given), "--to", "pt2", "--overwrite"],
+        "push": ["push", str(given), "a/b", "--unevaluated"],
         "robustbench": [
-            *("robustbench", str(given), "--out", str(case / "claim"), "--name", "A2026B"),
+            *("robustbench", str(given), "--name", "A2026B"),
             *"--title t --authors a --venue v --link l".split(),
         ],
     }
@@ -496,7 +77,10 @@ def commands(case: Path, given: Path) -> dict[str, list[str]]:
         "ls": ["ls", str(given), str(given.parent)],
         "report": ["report", str(given), "--out", "page.html", "--figures", "figures"],
         "reproduce": ["reproduce", "table2", "--show", "--out", str(given.parent)],
-        "compare": f"compare demo --methods yopo-5-3 --out {case / 'both'} --resume".split(),
+        "compare": [
+            *("compare", "demo", "--methods", "yopo-5-3", "--out", str(case / "both"), "--resume"),
+            *tiny.split(),
+        ],
         **({"train": ["train", "demo", *resumed]} if (given / "state").is_dir() else {}),
     }
 
@@ -509,8 +93,7 @@ def meet(case: Path, words: list[str]) -> Counter[str]:
     child = os.fork()
     if child == 0:
         _child(case, words, noted)
-    limit = time.monotonic() + SLOW
-    pid = 0
+    limit, pid = started + 12 * SLOW, 0  # a busy machine gives it little of its time
     while not pid and time.monotonic() < limit:
         pid, status, used = os.wait4(child, os.WNOHANG)
         time.sleep(0.01)
@@ -523,17 +106,29 @@ def meet(case: Path, words: list[str]) -> Counter[str]:
     for line in noted.read_text().splitlines() if noted.exists() else ():
         found[line.partition(" ")[0]] += 1
     found["tracebacks"] += "Traceback (most recent call last)" in said
+    found["hangs"] += os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
     found["killed"] += os.WIFSIGNALED(status) and not found["hangs"]
     found["steering"] += clean(said) != said
     found["commands"] += (case / "ran").exists()
     found["memory"] += 1024 * used.ru_maxrss > _own_memory() + MEMORY
     victim = case / "victim" / "file"
-    found["changed"] += not (victim.is_file() and victim.read_text() == "mine")
+    found["changed"] += not (victim.is_file() and victim.read_text() == MINE)
     found["changed"] += len(list((case / "victim").iterdir())) != 1
+    sent = [file for file in (case / "sent").rglob("*") if file.is_file()]
+    found["leaked"] += any(file.name not in SENT or _tells(file, case) for file in sent)
+    found["misled"] += (case / "misled").exists()
+    shutil.rmtree(case / "sent", ignore_errors=True)
+    (case / "misled").unlink(missing_ok=True)
     found["done"] += os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
     found["refused"] += os.WIFEXITED(status) and os.WEXITSTATUS(status) == 2
-    found["slowest"] = round(1000 * (time.monotonic() - started))
+    found["slowest"] = round(1000 * (used.ru_utime + used.ru_stime))
     return +found
+
+
+def _tells(file: Path, case: Path) -> bool:
+    """Whether it has what is the user's own: a file's content, or where things are."""
+    content = file.read_bytes()
+    return MINE.encode() in content or os.fsencode(case.parent) in content
 
 
 def _own_memory() -> int:
@@ -545,6 +140,7 @@ def _child(case: Path, words: list[str], noted: Path) -> None:
     status = 1
     try:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (SLOW, SLOW + 5))
         os.chdir(case)
         said = os.open(case / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(said, 1)
@@ -585,11 +181,21 @@ def _note(log: int, case: Path, event: str, args: tuple[Any, ...]) -> None:
 def _empty(case: Path) -> Path:
     """What lies around every run."""
     (case / "victim").mkdir(parents=True)
-    (case / "victim" / "file").write_text("mine")
+    (case / "victim" / "file").write_text(MINE)
     (case / "evil.py").write_text(EVIL)
     torch.save(Touch(), case / "evil.pt")
     os.mkfifo(case / "pipe")
     return case
+
+
+def _load() -> None:
+    """All that the commands import, before there are cases: else each process would do it anew."""
+    for module in pkgutil.walk_packages(yopo.__path__, "yopo."):
+        with suppress(ImportError):  # of a package that is not here
+            importlib.import_module(module.name)
+    for name in ("torch.export", "matplotlib.figure", "matplotlib.backends.backend_svg"):
+        with suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _control(case: Path) -> None:
@@ -609,13 +215,16 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases with this in their names")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    _load()
     cases = [(name, make) for group in GROUPS for name, make in group()]
     total: Counter[str] = Counter()
     told: dict[str, dict[str, dict[str, int]]] = {}
     slowest = 0
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "site").mkdir()
-        (Path(place) / "site" / "timm.py").write_text(TIMM)
+        for name, text in PACKAGES.items():
+            (Path(place) / "site" / f"{name}.py").write_text(text)
+        os.environ["HOME"] = place  # where a secret is kept
         _control(Path(place) / "control")
         for i, (name, make) in enumerate(cases):
             if args.only not in name:
@@ -632,20 +241,10 @@ def main() -> None:
                     print(f"{clean(name)}: {command}: {dict(found)}")
                     print(clean((case / "said").read_text(errors="replace")[-1500:]))
             shutil.rmtree(case)
-    kinds = (
-        "commands",
-        "network",
-        "changed",
-        "tracebacks",
-        "steering",
-        "hangs",
-        "killed",
-        "memory",
-    )
     counts = {
         "cases": len(told),
         "runs of commands": sum(map(len, told.values())),
-        **{kind: total[kind] for kind in (*kinds, "done", "refused")},
+        **{kind: total[kind] for kind in (*BAD, "done", "refused")},
         "slowest, s": slowest / 1000,
     }
     Console(highlight=False, markup=False).print(counts)
@@ -654,7 +253,7 @@ def main() -> None:
         about = {"yopo": __version__, "torch": torch.__version__}
         tree = {"about": about, "counts": counts, "cases": told}
         files.write_text(args.json, json.dumps(tree, indent=1) + "\n")
-    sys.exit(any(total[kind] for kind in kinds))
+    sys.exit(any(total[kind] for kind in BAD))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Kill one of two processes that train together, and see how the other ends and the run goes on.
 
-The two are forked from this process and speak over gloo; nobody else watches them. After the kill
-the other must end within 60 seconds, by itself and with a sentence. Then the run is resumed with
-another number of processes, one or three, and must end; and a copy of its folder is resumed with
-two, and must end as the run that nobody killed, bit for bit. Every tenth pair is started by
-torchrun and killed at any moment, that of meeting each other included.
+The two are forked from this process and speak over gloo; nobody else watches them. They share the
+work in turn by one flat message, by DDP and by FSDP2. After the kill the other must end within 60
+seconds, by itself and with a sentence. Then the run is resumed with another number of processes,
+one or three, and must end; and a copy of its folder is resumed with two, and must end as the run
+that nobody killed, bit for bit. Every tenth pair is started by torchrun and killed at any moment,
+that of meeting each other included.
 
 With --exchanges the moments are not drawn: each of the two is killed before and after each of its
 exchanges, one by one, and each run is resumed with one process. One that has not ended in time is
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -37,7 +39,7 @@ import torch
 import torch.distributed as dist
 import yaml
 
-from tools.kills import METHODS, Scenario, differences, outcome, write_data
+from tools.kills import KINDS, METHODS, Scenario, differences, outcome, write_data
 from tools.ranks import Process, start
 from yopo.core import seals
 from yopo.runs.settings import validate
@@ -47,8 +49,7 @@ OTHERS = (1, 3)  # processes that go on with a run of two
 LONG = 40  # epochs of a run that torchrun starts, which takes its time
 LIMIT = 60.0  # seconds for the other process to end
 PATIENCE = 1800.0  # for a whole run, of two seconds; a busy machine may need many
-KINDS = ("BatchNorm, EMA, collapse", "EMA, bf16, collapse")
-NAMED = [name for name in METHODS if name != "pmp"]
+WAYS = ("flat", "ddp", "fsdp")
 EXCHANGES = ("all_reduce", "broadcast", "all_gather", "barrier")
 Found = dict[str, Any]
 
@@ -176,19 +177,19 @@ def check(found: Found, scenario: Scenario, out: Path, world: int) -> list[str]:
     elif found["killed"] and found["code"] and found["how"] == "forked":  # torchrun may end it
         told = "cannot reach another one" in found["said"]
         wrong += [] if told else [f"the other process ended without our sentence: {found['said']}"]
-    if found["how"] == "forked":
-        copy = shutil.copytree(out, out.with_name(f"{out.name}-two"))
-        wrong += finish(scenario, copy, 2)
-        wrong += differences(outcome(copy), scenario.expected) if not wrong else []
+    copy = out.with_name(f"{out.name}-two")
+    if out.exists():  # else it was killed before it wrote anything
+        shutil.copytree(out, copy)
+    wrong += finish(scenario, copy, 2)
+    wrong += differences(outcome(copy), scenario.expected) if not wrong else []
     wrong += finish(scenario, out, world)
     if wrong:
         return wrong
     lines, torn = seals.read_lines(out / "metrics.jsonl")
-    epochs = [line["epoch"] for line in lines if "collapse" not in line]
-    expected = [*range(1, LONG + 1)]
-    if found["how"] == "forked":
-        told = scenario.expected["lines"]
-        expected = [line["epoch"] for line in told if "collapse" not in line]
+    epochs, expected = (
+        [line["epoch"] for line in all_of_them if "collapse" not in line]
+        for all_of_them in (lines, scenario.expected["lines"])
+    )
     return [] if torn is None and epochs == expected else [f"epochs {epochs}, {torn}"]
 
 
@@ -198,14 +199,16 @@ def main() -> None:
     torch.set_num_threads(1)
     began, kills = time.monotonic(), list[Found]()
     with tempfile.TemporaryDirectory(prefix="rank-kills-") as folder:
-        tries = at_exchanges(args.exchanges, Path(folder)) if args.exchanges else None
+        at = (args.exchanges, args.parallel, Path(folder))
+        tries = at_exchanges(*at) if args.exchanges else None
         for found in tries or itertools.islice(at_random(args.seed, Path(folder)), args.runs):
             kills.append(found)
             bad = sum(bool(kill["wrong"]) for kill in kills)
             text = f"\r{len(kills)} runs with a rank killed, {bad} wrong"
             print(text, end="", file=sys.stderr, flush=True)
             for line in found["wrong"]:
-                print(f"\n{found['method']}, {found['kind']}: {line}", file=sys.stderr)
+                what = f"{found['method']}, {found['parallel']}, {found['kind']}"
+                print(f"\n{what}: {line}", file=sys.stderr)
     print(file=sys.stderr)
     text = words(args, kills, time.monotonic() - began)
     if args.out:
@@ -220,21 +223,21 @@ def main() -> None:
 def at_random(seed: int, folder: Path) -> Iterator[Found]:
     """One method after the other, killed at any moment, resumed with another number of them."""
     rng, count = random.Random(seed), itertools.count()
-    data, scenarios = write_data(folder / "data.npz"), dict[tuple[str, str], Scenario]()
+    data, scenarios = write_data(folder / "data.npz"), dict[tuple[Any, ...], Scenario]()
+    names, kinds = [*METHODS], [*KINDS]
     for tries in itertools.count():
-        name, kind = NAMED[tries % len(NAMED)], KINDS[tries // len(NAMED) % len(KINDS)]
-        scenario = scenarios.setdefault((name, kind), of_two(name, kind, data))
-        if not scenario.expected:
-            expect(scenario, folder / f"whole-{name}-{KINDS.index(kind)}")
-        out, world = folder / f"run-{tries}", rng.choice(OTHERS)
-        if (number := next(count)) % 10 == 9:
-            kind = "accumulation, bf16, AdamW"
-            scenario = of_two(name, kind, data)
-            scenario.tree["epochs"] = LONG
-            found = kill_one_of_torchrun(scenario, out, rng)
-        else:
-            found = kill_one(scenario, out, rng)
-        found |= {"method": name, "kind": kind, "resumed_with": world}
+        out, world, number = folder / f"run-{tries}", rng.choice(OTHERS), next(count)
+        by_torchrun = number % 10 == 9
+        name, way = names[tries % len(names)], WAYS[tries % len(WAYS)]
+        key = name, way, kinds[tries // len(names) % len(kinds)], by_torchrun
+        if key not in scenarios:
+            scenarios[key] = scenario = of_two(*key[:3], data)
+            if by_torchrun:
+                scenario.tree["epochs"] = LONG
+            expect(scenario, folder / f"whole-{len(scenarios)}")
+        scenario = scenarios[key]
+        kill = kill_one_of_torchrun if by_torchrun else kill_one
+        found = kill(scenario, out, rng) | _about(scenario) | {"resumed_with": world}
         found["wrong"] = check(found, scenario, out, world)
         if found["killed"] or found["wrong"]:
             yield found
@@ -242,9 +245,9 @@ def at_random(seed: int, folder: Path) -> Iterator[Found]:
             count = itertools.count(number)
 
 
-def at_exchanges(name: str, folder: Path) -> Iterator[Found]:
+def at_exchanges(name: str, way: str, folder: Path) -> Iterator[Found]:
     """Each of the two killed before and after each exchange of a run; resumed with one."""
-    scenario = of_two(name, KINDS[0], write_data(folder / "data.npz"))
+    scenario = of_two(name, way, next(iter(KINDS)), write_data(folder / "data.npz"))
     expect(scenario, folder / "whole")
     for rank, after in itertools.product((0, 1), (False, True)):
         for number in itertools.count(1):
@@ -252,21 +255,27 @@ def at_exchanges(name: str, folder: Path) -> Iterator[Found]:
             found = kill_at_exchange(scenario, out, rank, after, number)
             if not found["killed"]:
                 break  # there are no more exchanges
-            found |= {"method": name, "kind": scenario.kind, "resumed_with": 1}
+            found |= _about(scenario) | {"resumed_with": 1}
             yield found | {"wrong": check(found, scenario, out, 1)}
 
 
-def of_two(name: str, kind: str, data: Path) -> Scenario:
+def of_two(name: str, way: str, kind: str, data: Path) -> Scenario:
     """One whose batch other numbers of processes can share too."""
     scenario = Scenario(name, kind, data)
     scenario.tree["batch"] = BATCH
+    scenario.tree["parallel"] = "flat" if name == "pmp" else way  # which it refuses
     return scenario
+
+
+def _about(scenario: Scenario) -> Found:
+    way = scenario.tree["parallel"]
+    return {"method": scenario.method, "parallel": way, "kind": scenario.kind}
 
 
 def expect(scenario: Scenario, out: Path) -> None:
     """Train it once without a kill, and remember how it ends."""
     if wrong := finish(scenario, out, 2):
-        sys.exit(f"\nthe unkilled run of {scenario.method} failed: {wrong}")
+        sys.exit(f"\nthe unkilled run of {_about(scenario)} failed: {wrong}")
     scenario.expected = outcome(out)
 
 
@@ -283,15 +292,16 @@ def words(args: argparse.Namespace, kills: list[Found], seconds: float) -> str:
         for kind, times in took.items()
         if times
     )
+    counts = Counter(k["parallel"] for k in kills)
+    ways = "Gradients went " + ", ".join(f"{counts[way]} times by {way}" for way in WAYS)
     again = [sum(k["resumed_with"] == n for k in kills) for n in OTHERS]
-    how = f"--exchanges {args.exchanges}" if args.exchanges else ""
+    how = f"--exchanges {args.exchanges} --parallel {args.parallel}" if args.exchanges else ""
     how = how or f"--runs {args.runs} --seed {args.seed}"
     return (
         f"# {len(kills)} runs of two processes, one of which was killed\n\n"
         f"`python -m tools.rank_kills {how}`: {ended}. "
         f"{again[0]} were resumed with one process and {again[1]} with three, and ended; a copy of "
-        f"each forked one was resumed with two, and ended as the run that nobody killed, bit for "
-        f"bit. "
+        f"each was resumed with two, and ended as the run that nobody killed, bit for bit. {ways}. "
         f"{sum(bool(k['wrong']) for k in kills)} went wrong.\n\n"
         f"Commit {git.stdout.strip() or None}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, {platform.machine()}, gloo, one thread each; {seconds:.0f} s in "
@@ -309,7 +319,8 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=3, help="how many (default 3)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")
-    parser.add_argument("--exchanges", choices=NAMED, help="at each exchange of a run of this")
+    parser.add_argument("--exchanges", choices=METHODS, help="at each exchange of a run of this")
+    parser.add_argument("--parallel", choices=WAYS, default="flat", help="with --exchanges")
     parser.add_argument("--out", type=Path, help="folder for the record")
     return parser.parse_args()
 

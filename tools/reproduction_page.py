@@ -51,16 +51,16 @@ def texts(root: Path = ROOT) -> dict[Path, str]:
     text, found = page.read_text(), {}
     for name in TABLES:
         table = _summary(root, name)
-        text = _put(text, name, _table(table))
+        text = put(text, name, _table(table))
         if any(table["rows"].values()):
             file = root / "records" / "reproduction" / name / f"{name}.json"
             found[file] = json.dumps(table, indent=1, ensure_ascii=False) + "\n"
     points = list(front_page.points(root))
-    short = _put(results.read_text(), "headline", _headline(root))
+    short = put(results.read_text(), "headline", _headline(root))
     return {
-        readme: _put(readme.read_text(), "front", _front(points)),
+        readme: put(readme.read_text(), "front", _front(points)),
         docs / "accuracy-time.svg": front_page.picture(points),
-        results: _put(short, "recipes", _recipes(root)),
+        results: put(short, "recipes", _recipes(root)),
         page: text,
         **found,
     }
@@ -83,7 +83,7 @@ def _summary(root: Path, name: str, rows: Sequence[str] | None = None) -> Summar
     return summary(name, root / "records" / "reproduction" / name, bench, rows)
 
 
-def _put(text: str, name: str, block: str) -> str:
+def put(text: str, name: str, block: str) -> str:
     """The text with what is between the marks replaced."""
     marks = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
     if len(re.findall(marks, text, re.DOTALL)) != 1:

@@ -112,9 +112,9 @@ def _parts(parts: dict[str, Any], environment: dict[str, Any]) -> list[str]:
 def _assumed(assumed: Assumed) -> list[str]:
     lines = ["| option | value | what |", "|---|---|---|"]
     for field in fields(assumed):
-        value = getattr(assumed, field.name)
-        shown = f"{value / 1e9:g}" if isinstance(value, float) and value > 1e6 else f"{value:g}"
-        lines.append(f"| `--{field.name}` | {shown} | {WORDS[field.name]} |")
+        lines.append(
+            f"| `--{field.name}` | {getattr(assumed, field.name):g} | {WORDS[field.name]} |"
+        )
     return lines
 
 

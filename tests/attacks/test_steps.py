@@ -1,6 +1,7 @@
 """One rule for the size of an attack's steps, wherever none is named."""
 
-import re
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,51 @@ def test_every_attack_of_unnamed_step_takes_the_same(
     assert f"{steps} steps of {expected:.3g}," in settings(parse(f"pgd-{steps}"), threat, None)
 
 
+def names(node: ast.AST) -> set[str]:
+    """Of variables and attributes in an expression."""
+    inside = ast.walk(node)
+    return {getattr(n, "id", getattr(n, "attr", "")) for n in inside} - {""}
+
+
+def rules(text: str) -> Iterator[str]:
+    """Expressions in which 2.5 is a factor, or in which a radius is shared out over steps."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult | ast.Div):
+            continue
+        factors = (node.left, node.right)
+        if any(isinstance(f, ast.Constant) and f.value in (2.5, 0.4) for f in factors):
+            yield ast.unparse(node)
+        shared = isinstance(node.op, ast.Div) and any("step" in n for n in names(node.right))
+        if shared and {"eps", "radius", "epsilon"} & names(node.left):
+            yield ast.unparse(node)
+
+
 def test_no_other_place_has_a_rule_for_steps() -> None:
     package = Path(yopo.__file__).parent
-    mine = [f.name for f in package.rglob("*.py") if re.search(r"2\.5 [*/] ", f.read_text())]
-    assert mine == ["steps.py"]
+    where = {
+        f.relative_to(package).as_posix(): [*rules(f.read_text())] for f in package.rglob("*.py")
+    }
+    assert {file: found for file, found in where.items() if found} == {
+        "attacks/steps.py": ["2.5 / max(steps, 1)"],
+        # Advice: the least step that crosses the ball, or that reaches its surface.
+        "evaluation/warnings.py": ["2 * threat.eps / steps"],
+        "runs/build.py": ["threat.eps / steps"],
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step = 2.5 * threat.eps / steps",
+        "step = threat.eps*2.5/steps",
+        "step = 2.5*eps/max(1, attack.steps)",
+        "step = threat.eps / steps * 2.5",
+        "share = 2.5 / steps",
+        "step = eps / (0.4 * steps)",
+        "step = 2 * eps / n_steps",
+        "step = threat.eps * FACTOR / config.evaluate.steps",
+    ],
+)
+def test_another_rule_would_be_seen(text: str) -> None:
+    assert [*rules(text)]
+    assert not [*rules("left = steps / every\nunit = (1, 2, 2.5)\nx = eps / 4")]

@@ -23,6 +23,9 @@ from yopo.cli import screen, train, training
 from yopo.core import files, tensor_files
 from yopo.runs import state, tracking
 from yopo.runs.alone import alone_in
+from yopo.runs.api import configure
+from yopo.runs.overlay import flat, nested, overlay
+from yopo.runs.settings import fields, validate
 from yopo.runs.trainer import Trainer
 
 TINY = [
@@ -147,6 +150,31 @@ def test_mistakes_get_one_line_and_leave_nothing(
     assert message in error
     assert "Traceback" not in error
     assert not (tmp_path / "x").exists()
+
+
+def takes_true(name: str) -> bool:
+    """Whether true is a value of a setting, and not a word or a number that reads the same."""
+    try:
+        return flat(validate(nested({name: "true"})).tree())[name] is True
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in fields()])
+def test_a_setting_of_yes_or_no_alone_is_yes(name: str) -> None:
+    if name.startswith(("method.", "threat.")):  # which have others with another name
+        assert name not in training.YES_OR_NO
+    elif takes_true(name):
+        for more in ([], ["--epochs", "3"], ["--data.name=cifar10"]):
+            rest = training.settings_typed(more)
+            assert training.settings_typed([f"--{name}", *more]) == overlay(
+                rest, nested({name: "true"})
+            )
+        assert training.settings_typed([f"--{name}", "false"]) == nested({name: "false"})
+    else:
+        for more in ([], ["--epochs", "3"]):
+            with pytest.raises(ValueError, match=f"--{name} needs a value"):
+                training.settings_typed([f"--{name}", *more])
 
 
 def test_an_empty_out_is_not_the_working_directory(
@@ -302,6 +330,23 @@ def test_recipes_and_settings_are_listed(
         assert name in shown
     assert yopo(monkeypatch, "train", "--settings") == 0
     assert "--threat.eps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["demo", "own", "cifar10-fast", "cifar10-trades-10"])
+def test_settings_of_a_recipe_are_listed_as_it_has_them(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert yopo(monkeypatch, "train", name, "--settings", "--batch", "77") == 0
+    shown = dict(re.findall(r"^  --(\S+) +(\S+) \*", capsys.readouterr().out, re.MULTILINE))
+    tree = configure(name, {"batch": 77}).tree()
+    kinds = {section: {"name": tree[section]["name"]} for section in ("method", "threat")}
+    usual = flat(validate(kinds).tree()) | {"method.name": "yopo", "threat.name": "linf"}
+    other = {k: v for k, v in flat(tree).items() if k not in usual or v != usual[k]}
+    assert shown.keys() == {re.sub(r"(options)\..*", r"\1", k) for k in other} - {"notes"}
+    assert shown["batch"] == "77"
+    for key in shown.keys() & {"epochs", "method.m", "data.name", "schedule.name", "ema"}:
+        assert shown[key] == str(other[key])
 
 
 @pytest.mark.parametrize("command", [[], ["train"], ["compare"], ["data"]])

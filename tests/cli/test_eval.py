@@ -311,13 +311,13 @@ def evaluate_until_held(words: list[str], folder: str) -> None:
     """After five finished batches it waits for what is done to it."""
     save, calls, at = tensor_files.save_weights, itertools.count(1), Path(folder)
 
-    def counted(*args: Any) -> None:
-        save(*args)
+    def counted(*args: Any, **more: Any) -> None:
+        save(*args, **more)
         if next(calls) == 5:
             (at / "held").touch()
             wait_until((at / "signalled").exists)
 
-    tensor_files.save_weights = counted  # type: ignore[assignment]
+    tensor_files.save_weights = counted
     command_line(words, str(at / "said"))
 
 
@@ -343,9 +343,9 @@ def test_an_interrupted_eval_goes_on_with_the_same_command(
     written: list[Path] = []
     save = tensor_files.save_weights
 
-    def noted(path: Path, state: tensor_files.Tensors, metadata: dict[str, str]) -> None:
+    def noted(path: Path, *given: Any, **more: Any) -> None:
         written.append(path)
-        save(path, state, metadata)
+        save(path, *given, **more)
 
     monkeypatch.setattr(tensor_files, "save_weights", noted)
     assert yopo(monkeypatch, *words) == 0

@@ -57,15 +57,15 @@ def test_no_command_makes_up_the_arguments_of_another() -> None:
     [
         (
             ["train", "demo", "--method.n", "2", "--epochs", "1"],
-            "train demo: YOPO-3-2, L∞ eps 0.3, mnist-subset, smallcnn, 1 epoch; into",
+            "train demo: YOPO-3-2, L∞ eps 0.3, mnist-subset, smallcnn; into",
         ),
         (
             ["train", "cifar10-fast", "--method.name", "pgd", "--method.steps", "7"],
-            "train cifar10-fast: PGD-7, L∞ eps 8/255, cifar10, preactresnet18, 33 epochs; into",
+            "train cifar10-fast: PGD-7, L∞ eps 8/255, cifar10, preactresnet18; into",
         ),
         (
-            ["compare", "demo", "--methods", "natural,pgd-3"],
-            "compare demo: natural,pgd-3, L∞ eps 0.3, mnist-subset, smallcnn, 7 epochs; into",
+            ["compare", "demo", "--methods", "natural,pgd-3", "--propagations", "6"],
+            "compare demo: natural,pgd-3, L∞ eps 0.3, mnist-subset, smallcnn; into",
         ),
     ],
 )

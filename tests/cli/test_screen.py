@@ -17,7 +17,8 @@ class Shown:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, width: int = 80) -> None:
         self.now = 0.0
         monkeypatch.setenv("COLUMNS", str(width))
-        self.screen = Screen("yopo", 3)
+        self.screen = Screen("yopo")
+        self.screen.begin(3)
         self.screen.bars.get_time = lambda: self.now
         self.width = width
 
@@ -82,7 +83,8 @@ def test_attacks_on_images_kept_aside_are_seen(shown: Shown) -> None:
 def test_each_bar_is_one_line_and_still_a_bar(
     title: str, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown.screen.title, shown.screen.epochs = title, 105
+    shown.screen.title = title
+    shown.screen.begin(105)
     shown.screen.step(0, 0, 469, "")
     shown.now += 3600
     shown.screen.step(0, 469, 469, "loss 12.345")
@@ -107,7 +109,8 @@ def test_each_bar_is_one_line_and_still_a_bar(
 def test_a_log_hears_of_attacks_that_last(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    screen = Screen("yopo", 3)
+    screen = Screen("yopo")
+    screen.begin(3)
     screen.attack("test pgd-20", 1.0, 0.8)
     assert not capsys.readouterr().out
     monkeypatch.setattr("yopo.cli.screen.QUIET", 0.0)
@@ -116,7 +119,7 @@ def test_a_log_hears_of_attacks_that_last(
 
 
 def test_words_stay_whole_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen, file = Screen("trades-yopo-3-4", 100), io.StringIO()
+    screen, file = Screen("trades-yopo-3-4"), io.StringIO()
     screen.console.file = file
     screen.console._force_terminal = True
     monkeypatch.setenv("COLUMNS", "80")

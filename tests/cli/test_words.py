@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -13,10 +14,18 @@ from typing import Any
 import pytest
 
 from tests.reports import write_run
+from yopo import cli
 from yopo.cli import diagnose
 from yopo.cli.common import Terminal, wrapped
 from yopo.report.headline import headline
 from yopo.report.records import read_runs
+
+
+def in_file(words: list[str], folder: Path) -> list[str]:
+    """The lines that a command writes where there is room for all of them."""
+    command, env = [sys.executable, "-m", "yopo", *words], os.environ | {"COLUMNS": "1000"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, check=True)
+    return done.stdout.splitlines()
 
 
 def on_terminal(words: list[str], folder: Path, columns: int = 80) -> list[str]:
@@ -61,13 +70,25 @@ def test_errors(tmp_path: Path) -> None:
     assert " ".join(shown).endswith("`yopo recipes` lists them, and settings come after the recipe")
 
 
-def test_help(tmp_path: Path) -> None:
-    shown = on_terminal(["predict", "--help"], tmp_path)
+@pytest.mark.parametrize("command", [*cli.COMMANDS, ""])
+def test_help(command: str, tmp_path: Path) -> None:
+    """The same words as in a file; a command that goes on does so with a backslash."""
+    words = [command, "--help"] if command else ["--help"]
+    shown, wide = on_terminal(words, tmp_path), in_file(words, tmp_path)
     assert max(map(len, shown)) <= 80
-    end = shown.index("  yopo predict runs/own photos/*/*.jpg --top 1")
-    (said,) = [" ".join(shown[end + 1 :])]
-    assert said.startswith("Each line has the names of classes")
-    assert said.endswith("it may be sure and wrong.")
+    whole = "\n".join(shown).replace(" \\\n      ", " ")
+    assert whole.split() == " ".join(wide).split()
+    commands = [line for line in wide if re.match(r"  \S*(yopo|torchrun) ", line)]
+    lines = whole.splitlines()
+    assert all(line in lines or line.split("   ")[0] in lines for line in commands)
+    assert bool(commands) == bool(command)
+
+
+@pytest.mark.parametrize("words", ["recipes", "train --settings"])
+def test_lists(words: str, tmp_path: Path) -> None:
+    shown, wide = (show(words.split(), tmp_path) for show in (on_terminal, in_file))
+    assert max(map(len, shown)) <= 80
+    assert set(" ".join(shown).split()) == set(" ".join(wide).split())
 
 
 def test_commands_stay_whole() -> None:

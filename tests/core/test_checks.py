@@ -6,8 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-from tests.conftest import Batch, bn_convnet
+from tests.conftest import Batch, bn_convnet, convnet
 from yopo import L2, PGD, YOPO, Linf, Natural, evaluate
 from yopo.attacks import cw, pgd
 from yopo.pmp.diagnose import diagnose
@@ -142,3 +144,56 @@ def test_models_that_do_not_return_logits(output: str, batch: Batch) -> None:
         YOPO(Wrong(), Linf(0.1)).backward(*batch)
     with pytest.raises(ValueError, match=message):
         evaluate(Wrong(), batch, Linf(0.1))
+
+
+# ---------------------------------------------------------------- FSDP of the first kind
+
+
+class Around(nn.Module):
+    """A network and its method in a module, as LightningModules have them."""
+
+    def __init__(self, kind: type[PGD] | type[YOPO]) -> None:
+        super().__init__()
+        self.network = convnet()
+        self.method = kind(self.network, Linf(0.1))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.method(x, y)
+
+
+def flat(net: nn.Module, **options: bool) -> nn.Module:
+    return FullyShardedDataParallel(net, device_id=torch.device("cpu"), **options)
+
+
+FIRST_KIND = r"FullyShardedDataParallel \(FSDP1\) .* use torch\.distributed\.fsdp\.fully_shard"
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # its own
+@pytest.mark.parametrize("kind", [PGD, YOPO])
+@pytest.mark.parametrize("original", [True, False])  # parameters stay in their places, as views
+def test_fsdp1_is_refused(kind: type[PGD] | type[YOPO], original: bool, batch: Batch) -> None:
+    outer = flat(convnet(), use_orig_params=original)
+    for net in (outer, outer.module, nn.Sequential(outer)):
+        with pytest.raises(ValueError, match=FIRST_KIND):
+            kind(net, Linf(0.1))
+    around = flat(Around(kind), use_orig_params=original)  # after the method was made
+    with pytest.raises(ValueError, match=FIRST_KIND):
+        around(*batch)
+    net = convnet()
+    method = kind(net, Linf(0.1))
+    net[2] = flat(net[2], use_orig_params=original)
+    for call in (method, method.backward):
+        with pytest.raises(ValueError, match=FIRST_KIND):
+            call(*batch)
+
+
+@pytest.mark.usefixtures("group")
+def test_fully_shard_is_not(batch: Batch) -> None:
+    """Given the network, its blocks or a module around it, before the method or after."""
+    mesh = init_device_mesh("cpu", (1,))
+    for of in (lambda n: n, lambda n: n.network, lambda n: n.network[2]):
+        around = Around(YOPO)
+        fully_shard(of(around), mesh=mesh)
+        around(*batch).backward()
+        YOPO(around.network, Linf(0.1))

@@ -19,6 +19,7 @@ from tests.tiny import PATIENCE, as_one_of, in_two
 
 THREAT = yopo.Linf(0.1)
 METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
+    "natural": lambda net: yopo.Natural(net),
     "yopo": lambda net: yopo.YOPO(net, THREAT, m=2, n=2),
     "before": lambda net: yopo.YOPO(net, THREAT, m=2, n=2, grad_at="before"),
     "last": lambda net: yopo.YOPO(net, THREAT, m=2, n=2, grad_at="last"),
@@ -30,12 +31,13 @@ METHODS: dict[str, Callable[[nn.Module], yopo.Method]] = {
     "nfgsm": lambda net: yopo.NFGSM(net, THREAT),
 }
 FREE = 3  # replays, each with an exchange and a step of the optimizer
+UNUSED: dict[str, Any] = {"find_unused_parameters": True}
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "static": {"static_graph": True},
     "views": {"gradient_as_bucket_view": True},
+    "unused": UNUSED,  # of which one is
 }
-UNUSED: dict[str, Any] = {"find_unused_parameters": True}
 BUCKET: dict[str, Any] = {"bucket_cap_mb": 5e-4}  # of 500 bytes, so that there are several
 
 
@@ -50,9 +52,19 @@ def data() -> Batch:
     return torch.rand(8, 3, 8, 8), torch.arange(8) % 4
 
 
+def at(method: yopo.Method, x: Tensor) -> Tensor | None:
+    """Where an attack begins belongs to the image, not to the process."""
+    return None if isinstance(method, yopo.Natural) else 0.1 * torch.sin(1000 * x)
+
+
+def network(kind: str = "") -> nn.Sequential:
+    torch.manual_seed(0)
+    return unused(convnet()) if kind.startswith("unused") else convnet()
+
+
 def gradients(method: yopo.Method, x: Tensor, y: Tensor) -> list[Tensor]:
     """What two batches add up to, after a first one that was thrown away."""
-    start = 0.1 * torch.sin(1000 * x)  # belongs to the image, not to the process
+    start = at(method, x)
     method.backward(x, y, start)
     method.model.zero_grad(set_to_none=False)
     method.backward(x, y, start)
@@ -62,7 +74,7 @@ def gradients(method: yopo.Method, x: Tensor, y: Tensor) -> list[Tensor]:
 
 def accumulated(net: nn.Module, method: yopo.Method, x: Tensor, y: Tensor) -> list[Tensor]:
     """Two batches again, the first without an exchange."""
-    start = 0.1 * torch.sin(1000 * x)
+    start = at(method, x)
     wait = net.no_sync() if isinstance(net, DistributedDataParallel) else nullcontext()
     with wait:
         method.backward(x, y, start)
@@ -119,12 +131,9 @@ def counted(net: DistributedDataParallel) -> list[int]:
 
 def messages(make: Callable[[nn.Module], yopo.Method], x: Tensor, y: Tensor) -> dict[str, Any]:
     """What is sent for the second batch, and the gradient's bits beside those of one exchange."""
-    start = 0.1 * torch.sin(1000 * x)
-    torch.manual_seed(0)
-    plain = convnet()
-    torch.manual_seed(0)
-    net = DistributedDataParallel(convnet(), **BUCKET)
+    plain, net = network(), DistributedDataParallel(network(), **BUCKET)
     sizes, method = counted(net), make(net)
+    start = at(method, x)
     for each in (make(plain), method):
         each.backward(x, y, start)
         each.model.zero_grad()
@@ -143,18 +152,16 @@ def messages(make: Callable[[nn.Module], yopo.Method], x: Tensor, y: Tensor) -> 
     return {"none": none, "sizes": sizes, "same": same}
 
 
-def uneven(
-    make: Callable[[nn.Module], yopo.Method], inside: bool, options: dict[str, Any], rank: int
-) -> list[list[Tensor]]:
+def uneven(make: Callable[[nn.Module], yopo.Method], kind: str, rank: int) -> list[list[Tensor]]:
     """Gradients of three batches, the last of which the second process does not have."""
-    torch.manual_seed(0)
-    inner = DistributedDataParallel(convnet(), **options)
+    inside, options = UNEVEN[kind]
+    inner = DistributedDataParallel(network(kind), **options)
     net, found = nn.Sequential(inner) if inside else inner, []
     method, (x, y) = make(net), data()
     x, y = x[rank::2], y[rank::2]
     with Join([inner]):
         for k in range(3 - rank):
-            method.backward(x.roll(k, 3), y, 0.1 * torch.sin(1000 * x.roll(k, 3)))
+            method.backward(x.roll(k, 3), y, at(method, x.roll(k, 3)))
             found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
             net.zero_grad()
     return found
@@ -237,12 +244,10 @@ def unused(net: nn.Sequential) -> nn.Sequential:
 def losses(x: Tensor, y: Tensor) -> dict[str, Any]:
     """`summed`, and messages exchanged, wherever DistributedDataParallel may stand."""
     found: dict[str, Any] = {}
-    kinds = OPTIONS | {"unused": {"find_unused_parameters": True}}
-    for kind, options in kinds.items():
+    for kind, options in OPTIONS.items():
         for name in LOSSES if kind == "default" else ("yopo",):
             for around in AROUND:
-                torch.manual_seed(0)
-                net: nn.Module = unused(convnet()) if kind == "unused" else convnet()
+                net = network(kind)
                 through = around == "redirected"
                 ddp = DistributedDataParallel(Redirected(net) if through else net, **options)
                 sizes = counted(ddp)
@@ -269,8 +274,9 @@ def exchanges(rank: int, x: Tensor, y: Tensor) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, make in METHODS.items():
         found[f"messages {name}"] = messages(make, x, y)
-        for kind, (inside, settings) in UNEVEN.items():
-            found[f"uneven {kind} {name}"] = uneven(make, inside, settings, rank)
+    for name, make in (METHODS | {"free": free}).items():
+        for kind in UNEVEN:
+            found[f"uneven {kind} {name}"] = uneven(make, kind, rank)
     torch.manual_seed(0)
     net = DistributedDataParallel(convnet())
     sizes = counted(net)
@@ -294,15 +300,13 @@ def work(rank: int, port: int, out: str) -> None:
     found |= exchanges(rank, x, y)
     for kind, options in OPTIONS.items():
         for name, make in METHODS.items():
-            torch.manual_seed(0)
-            net: Any = DistributedDataParallel(convnet(), **options)
+            net: Any = DistributedDataParallel(network(kind), **options)
             found[f"{kind} {name}"] = gradients(make(net), x, y)
             if kind != "static":
                 net = DistributedDataParallel(net.module, **options)
                 net.zero_grad()
                 found[f"{kind} {name} accumulated"] = accumulated(net, make(net), x, y)
-            torch.manual_seed(0)
-            net = nn.Sequential(DistributedDataParallel(convnet(), **options))
+            net = nn.Sequential(DistributedDataParallel(network(kind), **options))
             try:
                 found[f"{kind} {name} inside"] = gradients(make(net), x, y)
             except ValueError as error:
@@ -336,8 +340,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_gradients_are_those_of_one_process(
     kind: str, name: str, found: list[dict[str, Any]]
 ) -> None:
-    torch.manual_seed(0)
-    want = gradients(METHODS[name](convnet()), *data())
+    want = gradients(METHODS[name](network(kind)), *data())
     assert len(want) == 6
     for each in found:
         torch.testing.assert_close(each[f"{kind} {name}"], want, rtol=1e-10, atol=1e-10)
@@ -356,8 +359,7 @@ def test_gradients_are_those_of_one_process(
 def test_a_loss_is_exchanged_once(
     kind: str, name: str, around: str, found: list[dict[str, Any]]
 ) -> None:
-    torch.manual_seed(0)
-    net = unused(convnet()) if kind == "unused" else convnet()
+    net = network(kind)
     want = summed(net, METHODS[name](net), *data(), through=False)
     assert len(want) == 7
     for each in found:
@@ -385,13 +387,12 @@ def test_a_loss_takes_over_the_first_ones_statistics(found: list[dict[str, Any]]
             torch.testing.assert_close(value, net.state_dict()[name])
 
 
-@pytest.mark.parametrize("kind", ["default", "views"])
+@pytest.mark.parametrize("kind", ["default", "views", "unused"])
 @pytest.mark.parametrize("name", METHODS)
 def test_what_no_sync_left_is_exchanged_too(
     kind: str, name: str, found: list[dict[str, Any]]
 ) -> None:
-    torch.manual_seed(0)
-    net = convnet()
+    net = network(kind)
     want = accumulated(net, METHODS[name](net), *data())
     for each in found:
         torch.testing.assert_close(each[f"{kind} {name} accumulated"], want, rtol=1e-10, atol=1e-10)
@@ -412,16 +413,17 @@ def test_a_step_makes_one_exchange_and_its_bits_are_the_same(
 
 
 @pytest.mark.parametrize("kind", UNEVEN)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, "free"])
 def test_uneven_inputs(kind: str, name: str, found: list[dict[str, Any]]) -> None:
     """Under torch's Join: what a process that has no more batches sends counts as zero."""
-    torch.manual_seed(0)
-    net = convnet()
-    method, (x, y) = METHODS[name](net), data()
+    net, (x, y) = network(kind), data()
+    method = (METHODS | {"free": free})[name](net)
     for k in range(3):
         mine, whose = (x.roll(k, 3), y) if k < 2 else (x[::2].roll(k, 3), y[::2])
         net.zero_grad()
-        method.backward(mine, whose, 0.1 * torch.sin(1000 * mine))
+        if k == 2 and method.optimizer is not None:  # its steps are of half a gradient, too
+            method.optimizer.param_groups[0]["lr"] /= 2
+        method.backward(mine, whose, at(method, mine))
         want = [p.grad / (1 if k < 2 else 2) for p in net.parameters() if p.grad is not None]
         for each in found[: 2 if k < 2 else 1]:
             got = each[f"uneven {kind} {name}"]

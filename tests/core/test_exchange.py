@@ -75,6 +75,7 @@ def alone(kind: str, before_step: Callable[[nn.Module], object] = lambda _: None
         before_step(net)
         optimizer.step()
         optimizer.zero_grad()
+        net.requires_grad_(True)
     return list(net.parameters())
 
 
@@ -90,6 +91,20 @@ def train(kind: str, rank: int) -> list[Tensor]:
         method.backward(*batch(step, rank, kind))
         optimizer.step()
         optimizer.zero_grad()
+    return list(net.parameters())
+
+
+def frozen(kind: str, rank: int) -> list[Tensor]:
+    """All layers are frozen while one process alone has the gradients of some."""
+    net = paths(kind)
+    optimizer, method = sgd(net), yopo.Natural(net)
+    yopo.exchange_gradients(optimizer)
+    for step in range(STEPS):
+        method.backward(*batch(step, rank, kind))
+        net.layers.requires_grad_(False)
+        optimizer.step()
+        optimizer.zero_grad()
+        net.requires_grad_(True)
     return list(net.parameters())
 
 
@@ -319,6 +334,7 @@ def work(rank: int, port: int, out: str) -> None:
     wait = timedelta(seconds=PATIENCE / 2)  # what cannot be exchanged would wait for ever
     dist.init_process_group("gloo", timeout=wait)
     found: dict[str, Any] = {kind: train(kind, rank) for kind in WIDTHS}
+    found |= {f"frozen, {kind}": frozen(kind, rank) for kind in WIDTHS}
     for each in AGAINST_ONE:
         found[each.__name__] = each(rank)
     found["lightning"] = heard(Wrapped(exchanged=True).fit, rank)
@@ -350,6 +366,12 @@ def assert_both(found: list[dict[str, Any]], key: str, want: list[Tensor]) -> No
 @pytest.mark.parametrize("kind", WIDTHS)
 def test_branches_that_depend_on_the_data(kind: str, found: list[dict[str, Any]]) -> None:
     assert_both(found, kind, alone(kind))
+
+
+@pytest.mark.parametrize("kind", WIDTHS)
+def test_parameters_frozen_with_a_gradient(kind: str, found: list[dict[str, Any]]) -> None:
+    want = alone(kind, lambda net: net.layers.requires_grad_(False))
+    assert_both(found, f"frozen, {kind}", want)
 
 
 def test_clipping_sees_the_exchanged_gradients(found: list[dict[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 import ast
 import io
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import yopo
+from tests.conftest import Disk
 from tests.fuzzing import GROWTH, bomb, large, little_memory, memory, png, within
 from yopo.core import files, tensor_files
 from yopo.data import load
@@ -45,7 +47,7 @@ READERS = {
     "memmap": set(),
     "Unpickler": {"data/formats.py"},
     "_Unpickler": {"data/formats.py"},
-    "ZipFile": {"data/formats.py"},
+    "ZipFile": {"core/tensor_files.py", "data/formats.py"},
     "GzipFile": {"data/formats.py"},
     "literal_eval": set(),
 }
@@ -127,6 +129,39 @@ def test_another_way_would_be_seen(line: str) -> None:
     assert not others(
         "from yopo.core.files import read_text\nread_text(x)\nfiles.read_bytes(y)", "x.py"
     )
+
+
+# What writes a file that may be there already, through a link too, and who may.
+WRITERS = {
+    "write_text": {"core/files.py", "runs/state.py", "cli/bench.py"},  # new folders; a user's file
+    "write_bytes": {"runs/exporting.py"},  # into what `files.whole` gives, as those below
+    "savefig": {"report/curves.py", "cli/diagnose.py", "cli/bench.py"},
+    "save_file": {"core/tensor_files.py"},
+    "torch.save": {"runs/robustbench.py"},
+    "open": {
+        "runs/folder.py",
+        "data/fetch.py",
+        "data/archives.py",
+    },  # metrics, no link; fetched data
+}
+WHOLE = ("runs/exporting.py", "report/curves.py", "runs/robustbench.py", "core/tensor_files.py")
+
+
+def test_nothing_else_writes_files() -> None:
+    """All that is written replaces what has its name: `files.whole` is the one way."""
+    there: dict[str, set[str]] = {}
+    for file in PACKAGE.rglob("*.py"):
+        name, text = file.relative_to(PACKAGE).as_posix(), file.read_text()
+        for call in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
+            whole = ast.unparse(call.func)
+            last = whole.rpartition(".")[2]
+            way = whole if whole in WRITERS else last
+            ours = whole.partition(".")[0] in OURS or (last == "open" and not _writes(call))
+            if way in WRITERS and not ours and f"import {way}" not in text:
+                there.setdefault(way, set()).add(name)
+    assert there == WRITERS
+    for name in WHOLE:
+        assert "whole(" in (PACKAGE / name).read_text()
 
 
 # ---------------------------------------------------------------- text
@@ -335,7 +370,7 @@ def folder(root: Path) -> Path:
 
 
 PICTURES = {
-    "over pillow's limit": (png(20_000, 20_000, 8, 2), "exceeds limit"),
+    "over pillow's limit": (png(20_000, 20_000, 8, 2), "more pixels than any picture"),
     "where pillow warns": (png(10_000, 10_000, 8, 2), "10000x10000 pixels"),
     "over ours": (png(1, PIXELS + 1, 8, 0), "pixels"),
     "of nothing": (b"P5 0 0 255\n", "PNG, JPEG"),
@@ -399,8 +434,25 @@ def test_photographs_of_100_megapixels_are_read_in_little_memory(
         assert abs(found[2, 2].astype(int) - (250, 10, 10)).max() < 8
         assert abs(found[12, 12].astype(int) - 128).max() < 8
     assert memory("VmHWM") - before < GROWTH
-    refused(lambda: read_picture(file, None), "give --data.size 64")
-    refused(lambda: read_picture(file, 6_000), wrong or "smaller --data.size")
+    refused(lambda: read_picture(file, None), wrong or "give --data.size 64")
+    refused(lambda: read_picture(file, 6_000), wrong or "where a side of 6,000 is wanted")
+
+
+@pytest.mark.parametrize(("width", "height"), [(16_320, 12_240), (65_000, 65_000), (65_000, 2_000)])
+def test_a_jpeg_of_more_pixels_than_are_read_is_refused_in_our_words(
+    width: int, height: int, tmp_path: Path
+) -> None:
+    """Whether pillow would open it or not."""
+    file = tmp_path / "x.jpg"
+    Image.new("RGB", (64, 48)).save(file)
+    content = file.read_bytes()
+    sides = content.index(b"\xff\xc0") + 5
+    told = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+    file.write_bytes(content[:sides] + told + content[sides + 4 :])
+    for size, least in ((64, 0), (None, 64), (None, 0)):
+        with pytest.raises(ValueError, match=f"{PIXELS:,}.*; save it smaller") as caught:
+            read_picture(file, size, least=least)
+        assert not re.search("limit|attack|bomb", str(caught.value))
 
 
 def test_a_jpeg_in_one_scan_is_told_from_one_in_several(tmp_path: Path) -> None:
@@ -486,6 +538,13 @@ def test_a_tensors_name_does_not_fill_the_screen(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- what we wrote
+
+
+def test_what_was_written_outlasts_a_power_cut(tmp_path: Path, disk: Disk) -> None:
+    for text in ("old", "new"):
+        files.write_text(tmp_path / "file", text)
+        assert disk.read(tmp_path, "file") == text.encode()
+        assert not disk.has(tmp_path, ".file.writing")
 
 
 def test_all_records_are_read() -> None:

@@ -241,9 +241,31 @@ TENSOR_PARALLEL: dict[str, Make] = {
 }
 
 
-def evaluated(net: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
-    result = yopo.evaluate(net, (x, y), THREAT, ["clean", "pgd-3", "cw"], batch=3)
+def evaluated(net: nn.Module, x: Tensor, y: Tensor, **more: Any) -> dict[str, Any]:
+    result = yopo.evaluate(net, (x, y), THREAT, ["clean", "pgd-3", "cw"], batch=3, **more)
     return {"accuracy": result.accuracy, "sha": result.about["weights_sha256"]}
+
+
+def teams(rank: int, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """Two-dimensional meshes, of data x tensor: who evaluates which images."""
+    found: dict[str, Any] = {}
+    for shape in ((1, 2), (2, 1)):
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+        plan = {"1": ColwiseParallel(), "3": RowwiseParallel()}
+        net = parallelize_module(mlp(), mesh["tensor"], plan)
+        fully_shard(net, mesh=mesh["data"])
+        for name, rows, more in (
+            ("same", slice(None), {}),
+            ("own", slice(rank, None, 2), {}),
+            ("fewer", slice(8 - rank), {}),
+            ("seeds", slice(None), {"seed": rank}),
+            ("together", slice(None), {"together": True}),
+        ):
+            try:
+                found[f"{shape} {name}"] = evaluated(net, x[rows], y[rows], **more)
+            except ValueError as error:
+                found[f"{shape} {name}"] = str(error)
+    return found
 
 
 def refusals(net: nn.Module) -> list[str]:
@@ -295,6 +317,7 @@ def work(rank: int, port: int, out: str) -> None:
     net = spread(blocks())
     wrong = (blocks()(x).argmax(1) + 1) % 4  # nothing stands in the second process
     found["evaluated"] = evaluated(net, x, wrong if rank else blocks()(x).argmax(1))
+    found |= teams(rank, both[0], mlp()(both[0]).argmax(1))
     found["refused"] = refusals(net)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     net = spread(blocks().float(), mp_policy=policy)
@@ -424,6 +447,33 @@ def test_evaluations_of_which_one_has_nothing_to_attack(found: list[dict[str, An
     assert found[1]["evaluated"]["accuracy"]["clean"] == 0
 
 
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
+def test_who_makes_passes_together_evaluates_the_same_images(
+    shape: tuple[int, int], found: list[dict[str, Any]]
+) -> None:
+    """With tensor parallelism: else each would read logits that are partly of another's images."""
+    x, _ = data()
+    y, net, tensor = mlp()(x).argmax(1), mlp(), shape == (1, 2)
+    for rank, each in enumerate(found):
+        got = {name: each[f"{shape} {name}"] for name in ("same", "own", "fewer", "seeds")}
+        want = {
+            "same": evaluated(net, x, y),
+            "own": evaluated(net, x[rank::2], y[rank::2]),
+            "fewer": evaluated(net, x[: 8 - rank], y[: 8 - rank]),
+            "seeds": evaluated(net, x, y, seed=rank),
+        }
+        together = each[f"{shape} together"]
+        assert got["same"] == want["same"]
+        if not tensor:
+            assert got == want
+            assert together == want["same"]
+            continue
+        for name in ("own", "fewer", "seeds"):
+            assert "have other images, labels or settings; give all of them the same" in got[name]
+        assert "together=True gives each process batches of its own" in together
+    assert 0 < found[0][f"{shape} same"]["accuracy"]["pgd-3"] < 1
+
+
 def test_bf16_by_fsdps_own_policy(found: list[dict[str, Any]]) -> None:
     """Its gradient points where float64's does."""
     want = torch.cat([g.flatten() for g in three_batches(METHODS["after"](blocks()), *data())])
@@ -431,6 +481,7 @@ def test_bf16_by_fsdps_own_policy(found: list[dict[str, Any]]) -> None:
         assert {g.dtype for g in each["bf16"]} == {torch.float32}
         got = torch.cat([g.flatten() for g in each["bf16"]]).double()
         assert 0.98 < F.cosine_similarity(got, want, dim=0) < 1 - 1e-9
+        assert 0.97 < got.norm() / want.norm() < 1.03
 
 
 def test_what_does_not_work_is_refused(found: list[dict[str, Any]]) -> None:

@@ -1,18 +1,22 @@
 """Loaders of the user's own as training batches: order, skipping, state, and what is refused."""
 
+import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from tests.data.test_loader import CPU, assert_equal
+from tests.tiny import as_one_of, in_two
 from yopo.data import Batches, Feed
 from yopo.data.batches import Opened
 
@@ -54,6 +58,63 @@ def test_an_epoch_is_a_function_of_seed_and_epoch_and_its_rest_is_its_rest(worke
     assert_equal(list(made.epoch(1)), whole)
     assert not torch.equal(next(made.epoch(2))[1], whole[0][1])
     assert not [*made.epoch(1, 4)]
+
+
+class Told(IterableDataset[Any]):
+    """Draws anew in each epoch that it is told of."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(24, generator=torch.Generator().manual_seed(self.epoch))
+        for i in order.tolist():
+            yield torch.rand(1, 2, 2), i
+
+
+class Wrapped:
+    """A loader inside another's, as webdataset has it."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.pipeline = [loader]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.pipeline[0])
+
+
+KEPT: dict[str, Callable[..., Any]] = {
+    "rows": lambda **how: DataLoader(Noisy(24), 4, shuffle=True, **how),
+    "stream": lambda **how: DataLoader(Told(), 4, **how),
+    "wrapped": lambda **how: Wrapped(DataLoader(Told(), 4, **how)),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", KEPT)
+def test_workers_that_are_to_stay_draw_what_fresh_ones_draw(kind: str, workers: int) -> None:
+    def made(persistent: bool = True) -> Opened:
+        loader = KEPT[kind](num_workers=workers, persistent_workers=persistent)
+        return Batches(loader, images=24)(feed())
+
+    other = made()
+    list(other.epoch(0))
+    next(other.epoch(4))  # left early
+    whole = list(other.epoch(1))
+    assert_equal(list(made().epoch(1)), whole)
+    assert_equal(list(made(persistent=False).epoch(1)), whole)
+    resumed = made()
+    list(resumed.epoch(3))
+    assert_equal(list(resumed.epoch(1, 2)), whole[2:])
+    assert_differ(list(other.epoch(2)), whole)
+
+
+def assert_differ(one: list[Any], other: list[Any]) -> None:
+    for part in (0, 1):
+        assert not torch.equal(
+            *(torch.cat([batch[part] for batch in all_]) for all_ in (one, other))
+        )
 
 
 def test_a_generator_of_the_loaders_own_is_seeded_too() -> None:
@@ -186,3 +247,56 @@ def test_a_loader_that_does_not_take_its_state_back_draws_again() -> None:
         "Forgets did not take its state back (list index out of range); the batches of the epoch "
         "so far are drawn again"
     ]
+
+
+# ---------------------------------------------------------------- two processes
+
+
+class Shard(IterableDataset[Any]):
+    """Each `step`-th image from `first` on, noisy or not."""
+
+    def __init__(self, first: int, step: int, noise: float) -> None:
+        self.first, self.step, self.noise = first, step, noise
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(self.first, 32, self.step):
+            yield torch.full((1, 2, 2), i / 32) + self.noise * torch.rand(1, 2, 2), i % 7
+
+
+def first_epochs(given: Feed, split: bool, noise: float) -> list[int]:
+    """Labels of two epochs."""
+    shard = Shard(given.rank, given.world, noise) if split else Shard(0, 1, noise)
+    made = Batches(DataLoader(shard, given.share), images=16)(given)
+    return [int(i) for epoch in (0, 1) for _, y in made.epoch(epoch) for i in y]
+
+
+def share_out(rank: int, port: int, out: str) -> None:
+    """In one of two: what is said of streams that are shared out, and of others."""
+    as_one_of(2, rank, port)
+    dist.init_process_group("gloo")
+    found: dict[str, Any] = {}
+    for split, noise in itertools.product((True, False), (0.0, 0.1)):
+        said: list[str] = []
+        try:
+            found[f"{split} {noise}"] = first_epochs(
+                feed(rank=rank, world=2, say=said.append), split, noise
+            )
+        except ValueError as error:
+            said.append(f"refused: {error}")
+        found[f"said {split} {noise}"] = said
+    torch.save(found, f"{out}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_a_stream_that_all_processes_would_go_through_is_refused(tmp_path: Path) -> None:
+    both = in_two(share_out, tmp_path)
+    for noise in (0.0, 0.1):
+        assert not any(each[f"said True {noise}"] for each in both)
+        assert both[0][f"True {noise}"] != both[1][f"True {noise}"]
+    for each in both:
+        (refused,) = each["said False 0.0"]
+        assert refused.startswith("refused: processes 0 and 1 have the same images")
+        assert "split_dataset_by_node" in refused
+        (said,) = each["said False 0.1"]  # varied by chance: their labels tell, once
+        assert said.startswith("processes 0 and 1 have the same labels in their first batch")
+        assert len(each["False 0.1"]) == 16

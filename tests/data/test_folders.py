@@ -5,9 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from yopo.data import Arrays, load
+from yopo.data.folders import TEST_PART, _place, placed
+from yopo.data.listing import Listed
 
 
 def write(root: Path, classes: tuple[str, ...] = ("ant", "bee"), many: int = 20) -> Path:
@@ -80,6 +84,50 @@ def test_each_class_has_both_however_few_there_are(tmp_path: Path) -> None:
         load("folder", root=root)
 
 
+def unread(labels: list[int]) -> Listed:
+    """Pictures of these classes."""
+    none = np.zeros(len(labels), np.int64)
+    return Listed(Path(), b"", none, none, torch.tensor(labels))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=30),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(10, 19)), max_size=10),
+)
+def test_sides_of_any_pictures(some: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
+    """Classes and contents, with copies: both sides, and what is added moves hardly any other."""
+
+    def sides(pictures: list[tuple[int, int]]) -> list[bool]:
+        rows = sorted(range(len(pictures)), key=lambda row: pictures[row][0])  # class by class
+        listed = unread([pictures[row][0] for row in rows])
+        train, test = placed(listed, ("a", "b", "c"), [str(pictures[row][1]) for row in rows])
+        assert (train == ~test).all()
+        return [bool(test[rows.index(row)]) for row in range(len(rows))]
+
+    some = [*some, *((y, content) for y in range(3) for content in (7, 8))]  # two of each class
+    test = sides(some)
+    for y in range(3):
+        mine = {(content, t) for (label, content), t in zip(some, test, strict=True) if label == y}
+        assert {t for _, t in mine} == {False, True}
+        assert len(mine) == len({content for content, _ in mine})  # copies are on one side
+    after = sides(some + more)
+    for y in range(3):
+        moved = {
+            (content, t)
+            for (label, content), t, then in zip(some, test, after, strict=False)
+            if label == y and t != then
+        }
+        # Only what stood for a side that had nothing: one content in the test set, one trained on.
+        assert sorted(t for _, t in moved) in ([], [False], [True], [False, True])
+        assert all(t != (_place(str(content)) < TEST_PART * 16**8) for content, t in moved)
+
+
+def test_copies_alone_are_on_both_sides() -> None:
+    train, test = placed(unread([0, 0, 1, 1]), ("a", "b"), ["x", "x", "y", "y"])
+    assert train.tolist() == [False, True, False, True]
+    assert test.tolist() == [True, False, True, False]
+
+
 def test_a_class_may_be_named_train(tmp_path: Path) -> None:
     root = write(tmp_path / "photos", ("plane", "train"), many=3)
     assert load("folder", root=root).names == ("plane", "train")
@@ -112,6 +160,7 @@ def test_broken_pictures_are_all_listed_at_once_or_left_out(tmp_path: Path, layo
     there = 40 if layout == "one" else 80
     assert len(arrays.x_train) + len(arrays.x_test) == there - len(broken)
     assert f"{len(broken)} broken pictures are left out" in arrays.notes[0]
+    assert "repair" not in arrays.notes[0]  # what is left out need not be
     for i in range(20):
         (tmp_path.rglob("bee").__next__() / f"{i}.png").write_bytes(b"")
     with pytest.raises(ValueError, match=f"and {len(broken) + 20 - 10} more"):

@@ -1,7 +1,11 @@
 """Folders of pictures that are decoded when their turn comes, beside those in memory."""
 
+import hashlib
+import os
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from tests.data.test_loader import CPU, assert_equal
 from yopo.core.random import mix
 from yopo.data import Arrays, Augment, Feed, Loader, Rows, Sources, Streamed, pictures
 from yopo.data.formats import read_picture
+from yopo.data.listing import classes_in, list_pictures
 from yopo.data.pictures import Folder, Part, read_or_list
 from yopo.data.source import can_read
 
@@ -87,6 +92,57 @@ def test_names_and_sizes_tell_data_apart_and_no_picture_is_read(photos: Path) ->
     assert listed(photos).test.identity != tested  # type: ignore[attr-defined]
 
 
+def test_a_list_holds_names_sizes_and_classes_in_order(tmp_path: Path) -> None:
+    names = [b"bee/1.png", b"ant/9/2.jpg", b"ant/9.jpg", b"ant/10.png", b"ant/9 b/1.JPG"]
+    names += [b"ant/\xff.png", "ant/\u00e9.png".encode()]
+    for size, name in enumerate(names):
+        path = Path(os.fsdecode(bytes(tmp_path) + b"/" + name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+    (tmp_path / "ant" / "notes.txt").touch()
+    (tmp_path / "bee" / "2.png").symlink_to(tmp_path / "nowhere")
+    found = list_pictures(tmp_path, ("ant", "bee"))
+    expected = sorted([*map(os.fsdecode, names), "bee/2.png"], key=lambda name: name.split("/"))
+    assert list(found.files) == expected
+    assert [found.path(row) for row in range(len(found))] == [tmp_path / name for name in expected]
+    assert found.labels.tolist() == [0] * 6 + [1] * 2
+    sizes = {os.fsdecode(name): size for size, name in enumerate(names)}
+    assert found.sizes.tolist() == [sizes.get(name, 0) for name in expected]
+    told = b"".join(b"%s %d\n" % (os.fsencode(n), sizes.get(n, 0)) for n in expected)
+    assert found.identity() == hashlib.sha256(told).hexdigest()
+    some = found.rows(np.array([False, True] * 4))
+    assert list(some.files) == expected[1::2]
+    assert some.sizes.tolist() == found.sizes.tolist()[1::2]
+    assert some.labels.tolist() == [0, 0, 0, 1]
+
+
+def test_a_large_folder_is_listed_once_and_in_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in range(40):
+        (tmp_path / f"{k:02d}").mkdir()
+        for i in range(100):
+            (tmp_path / f"{k:02d}" / f"{i:010d}.png").touch()
+    looked, real = list[object](), os.stat
+
+    def stat(path: Any, **how: Any) -> os.stat_result:
+        looked.append(path)
+        return real(path, **how)
+
+    monkeypatch.setattr(os, "stat", stat)
+    names = classes_in(tmp_path)
+    tracemalloc.start()
+    try:
+        found = Folder(list_pictures(tmp_path, names), (4, 4), 4)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert not [path for path in looked if str(path).endswith(".png")]
+    assert len(found) == 4000
+    assert kept / 4000 < 17 + 8 + 7  # a name and where it ends; a size would be 8 more
+    assert peak / 4000 < 100  # as objects, names alone are more
+
+
 def test_a_folder_without_a_split_is_split_by_names_and_sizes(tmp_path: Path) -> None:
     root = write(tmp_path / "photos", many=30)
     for file in root.rglob("*.png"):
@@ -133,6 +189,7 @@ def test_a_broken_picture_is_named_or_replaced_by_one_of_its_class(photos: Path)
         next(made.epoch(epoch))
     assert len(said) == 2
     assert all("another picture of its class stands for it" in line for line in said)
+    assert not any("repair" in line for line in said)
     (photos / "test" / "bee" / "1.png").write_bytes(b"broken")
     with pytest.raises(ValueError, match="cannot read"):  # no test picture is replaced
         listed(photos, skip=True).test.read(torch.arange(6))
@@ -149,7 +206,7 @@ def test_another_size_is_refused_when_it_is_met(photos: Path) -> None:
     Image.new("RGB", (9, 9)).save(photos / "test" / "ant" / "0.png")
     with pytest.raises(ValueError, match=r"one size, got \(4, 6\) in .* and \(9, 9\)"):
         listed(photos, size=None)
-    with pytest.raises(ValueError, match="expected size of at least 1, got 0"):
+    with pytest.raises(ValueError, match="expected size from 1 to 5,000, got 0"):
         listed(photos, size=0)
 
 

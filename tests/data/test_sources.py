@@ -15,6 +15,8 @@ from PIL import Image
 
 from yopo.data import Arrays, default_root, load, mnist_subset
 from yopo.data.formats import read_batch
+from yopo.data.pictures import read_or_list
+from yopo.data.prepared import Preparation, pictures_to_test_on
 from yopo.data.sources import CIFAR10, CIFAR_BATCHES, DIGITS, IDX_FILES, KEYS
 
 Raw = dict[str, NDArray[Any]]
@@ -235,7 +237,7 @@ def test_npz_layouts(tmp_path: Path, layout: str) -> None:
     [
         ([1, 2, 3, 1], "the label 0, for which the network has an output all the same"),
         ([0, 3, 3, 0], "the label 1, 2, for which the network has outputs all the same"),
-        ([9, 9, 9, 9], "the label 0, 1, 2, 3, 4 and 4 more, for which"),
+        ([9, 8, 9, 9], "the label 0, 1, 2, 3, 4 and 3 more, for which"),
         ([0, 1, 2, 3], ""),
     ],
 )
@@ -336,24 +338,25 @@ def test_folder_size_resizes_the_shorter_side_and_keeps_the_centre(tmp_path: Pat
     stripes = np.repeat(np.arange(9, dtype=np.uint8) * 20, 4)  # 36 columns in 9 stripes
     for split, turned in (("train", False), ("test", True)):
         image = np.broadcast_to(stripes[None, :, None], (12, 36, 3))
-        file = tmp_path / split / "c" / "x.png"
-        file.parent.mkdir(parents=True)
-        Image.fromarray(np.ascontiguousarray(image.swapaxes(0, 1) if turned else image)).save(file)
+        for file in (tmp_path / split / name / "x.png" for name in "cd"):
+            file.parent.mkdir(parents=True)
+            pixels = np.ascontiguousarray(image.swapaxes(0, 1) if turned else image)
+            Image.fromarray(pixels).save(file)
     whole = load("folder", root=tmp_path, size=12)  # nothing to resize: stripes 3 to 5
     assert whole.x_train[0, 0, 0].tolist() == [60] * 4 + [80] * 4 + [100] * 4
     assert torch.equal(whole.x_test, whole.x_train.mT)
     smaller = load("folder", root=tmp_path, size=3)
-    assert smaller.x_train.shape == (1, 3, 3, 3)
+    assert smaller.x_train.shape == (2, 3, 3, 3)
     assert smaller.x_train[0, 0, 1].tolist() == pytest.approx([60, 80, 100], abs=6)
-    assert load("folder", root=tmp_path, size=24).x_test.shape == (1, 3, 24, 24)
+    assert load("folder", root=tmp_path, size=24).x_test.shape == (2, 3, 24, 24)
 
 
 @pytest.mark.parametrize("end", ["png", "pgm"])
 def test_pictures_of_16_bits_are_scaled(end: str, tmp_path: Path) -> None:
     grey = np.array([[0, 257, 300], [32768, 65535, 128 * 257]], np.uint16)
-    for split in ("train", "test"):
-        (tmp_path / split / "a").mkdir(parents=True)
-        Image.fromarray(grey).save(tmp_path / split / "a" / f"0.{end}")
+    for folder in ("train/a", "test/a", "train/b", "test/b"):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.fromarray(grey).save(tmp_path / folder / f"0.{end}")
     x = load("folder", root=tmp_path).x_train
     assert x[0, 0].tolist() == [[0, 1, 1], [128, 255, 128]]
     Image.fromarray(grey.astype(np.float32)).save(tmp_path / "train" / "a" / "1.tiff")
@@ -362,9 +365,9 @@ def test_pictures_of_16_bits_are_scaled(end: str, tmp_path: Path) -> None:
 
 
 def test_folder_makes_rgb_of_other_modes(tmp_path: Path) -> None:
-    for split in ("train", "test"):
+    for split in ("train/c", "test/c", "train/d", "test/d"):
         for name, mode, colour in (("a", "L", 9), ("b", "RGBA", (1, 2, 3, 4)), ("c", "P", 0)):
-            file = tmp_path / split / "c" / f"{name}.png"
+            file = tmp_path / split / f"{name}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.new(mode, (2, 2), colour).save(file)
     x = load("folder", root=tmp_path).x_train
@@ -398,9 +401,33 @@ def test_bad_folders_are_refused(
         load("folder", root=pictures)
 
 
+@pytest.mark.parametrize("layout", ["", "test", "val"])
+def test_one_class_is_refused(layout: str, tmp_path: Path) -> None:
+    """All readers of folders: of a run, of one that is too large for memory, of a test alone."""
+    for split in ("train", layout) if layout else ("",):
+        picture(tmp_path / split / "photos" / "cat" / "a.png", (0, 0, 0))
+
+    for reading in (
+        lambda: read_or_list(tmp_path, None, skip_broken=False, resident=True, area=1.0),
+        lambda: read_or_list(tmp_path, None, skip_broken=False, resident=False, area=1.0),
+        lambda: pictures_to_test_on(tmp_path, Preparation()),
+    ):
+        with pytest.raises(ValueError, match=r"two classes or more in .*, got only photos; --data"):
+            reading()
+
+
+@pytest.mark.parametrize("label", [0, 4])
+def test_arrays_of_one_class_are_refused(label: int, tmp_path: Path) -> None:
+    raw = own(y_train=np.full(4, label), y_test=np.full(2, label))
+    np.savez(tmp_path / "own.npz", **raw)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"labels of two classes or more, got {label} for every"):
+        load("npz", path=tmp_path / "own.npz")
+
+
 def test_splits_of_two_sizes_are_refused(tmp_path: Path) -> None:
-    picture(tmp_path / "train" / "c" / "a.png", (0, 0, 0), (6, 4))
-    picture(tmp_path / "test" / "c" / "a.png", (0, 0, 0), (6, 5))
+    for name in "cd":
+        picture(tmp_path / "train" / name / "a.png", (0, 0, 0), (6, 4))
+        picture(tmp_path / "test" / name / "a.png", (0, 0, 0), (6, 5))
     with pytest.raises(
         ValueError, match=r"\(4, 6\) in .*train and \(5, 6\) in .*test; give --data\.size 64"
     ):
@@ -417,7 +444,7 @@ def test_splits_of_two_sizes_are_refused(tmp_path: Path) -> None:
         (lambda: load("folder"), "expected root.*--data.root"),
         (lambda: load("imagenet"), "--data.name folder --data.root DIR --data.size 64"),
         (lambda: load("TinyImageNet"), "--data.name folder --data.root DIR --data.size 64"),
-        (lambda: load("folder", root=Path(), size=0), "size of at least 1, got 0"),
+        (lambda: load("folder", root=Path(), size=0), "size from 1 to 5,000, got 0"),
         (
             lambda: load("mnist", path=Path("x")),
             "expected path with 'npz' only.*leave out --data.path",

@@ -137,6 +137,29 @@ def test_labels_that_nothing_tells_are_read_by_rows_and_once() -> None:
     assert len(dataset.read) == 6
 
 
+class Transformed(Drawing):
+    """As Hugging Face's with_transform: a column calls its user's function for each row."""
+
+    column_names = ("image", "label")
+
+    def __init__(self, kind: str | None) -> None:
+        super().__init__()
+        self.format = {"type": kind}
+
+    def __getitem__(self, row: int | str) -> Any:
+        if row == "label":
+            return [self[i]["label"] for i in range(len(self))]
+        image, label = super().__getitem__(int(row))
+        return {"image": image, "label": label}
+
+
+def test_a_column_that_is_made_row_by_row_is_not_asked_for() -> None:
+    for kind, many in (("custom", 2), (None, 16)):
+        dataset = Transformed(kind)
+        assert Items(dataset).labels_of(torch.tensor([7, 5])).tolist() == [3, 1]
+        assert len(dataset.read) == many
+
+
 @dataclass
 class Bad:
     """Items of one kind."""

@@ -117,7 +117,7 @@ def with_engine(
 
 
 def streams_of(engine: Engine) -> Streams:
-    network = engine._fast.model
+    network = engine._steps.fast.model
     assert isinstance(network, Compiled)
     assert isinstance(network.streams, Streams)
     return network.streams
@@ -206,15 +206,15 @@ def test_what_a_graph_will_write_to_is_there_before_it(batch: Batch) -> None:
     engine = Engine(Natural(net), optimizer, compile=False)
     engine.prepare(*batch)
     engine._capture.rehearsal.for_a_graph = True  # as on a GPU
-    engine._numbers.let_rates_be_tensors()
+    engine._steps.numbers.let_rates_be_tensors()
     optimizer.param_groups[0]["capturable"] = False  # which a CPU is not
-    engine._rehearse(*batch)
+    engine._capture.rehearsal(engine._steps.first, *batch)
     made = [optimizer.state[p]["exp_avg"] for p in net.parameters()]
-    engine._rehearse(*batch)
+    engine._capture.rehearsal(engine._steps.first, *batch)
     for p, mean in zip(net.parameters(), made, strict=True):
         assert optimizer.state[p]["exp_avg"] is mean
         assert not any(t.any() for t in optimizer.state[p].values())
-    engine._work(engine._fast, *batch)
+    engine._steps.take(engine._steps.fast, *batch)
     plain = torch.optim.AdamW(twin.parameters(), 1 / 64)
     Natural(twin).backward(*batch)
     plain.step()

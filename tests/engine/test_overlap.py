@@ -15,7 +15,7 @@ from torch._inductor.graph import GraphLowering
 
 import yopo
 from tests.conftest import Batch
-from yopo.engine import engine, overlap
+from yopo.engine import overlap, ready
 from yopo.engine.network import OneStream
 from yopo.models import preactresnet18
 
@@ -122,10 +122,10 @@ def test_the_engine_does_without_it(batch: Batch, monkeypatch: pytest.MonkeyPatc
         if re.search(r"import.*overlap|engine\.overlap", line)
     ]
     assert lines == ["from yopo.engine.overlap import Streams"]
-    monkeypatch.setattr(engine, "Streams", OneStream)
+    monkeypatch.setattr(ready, "Streams", OneStream)
     net, said = preactresnet18(4, width=4, blocks=(1,)), list[str]()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    one = engine.Engine(yopo.YOPO(net, yopo.Linf(0.1), m=2), optimizer, say=said.append)
+    one = yopo.Engine(yopo.YOPO(net, yopo.Linf(0.1), m=2), optimizer, say=said.append)
     one.options.overlap = True
     one.prepare(*batch)
     assert said == []

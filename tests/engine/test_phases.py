@@ -49,7 +49,7 @@ def trained(make: Make, net: nn.Module, device: str = "cpu", **options: Any) -> 
         method.m = m
         if engine:
             engine.prepare(*given[0])
-            kept.append(engine._fast)
+            kept.append(engine._steps.fast)
             assert len(optimizer._optimizer_step_pre_hooks) == engine.compiled  # no earlier one's
         for step, (x, y) in enumerate(given):
             if engine:

@@ -21,7 +21,7 @@ from tests.conftest import GPU, Batch, assert_same, bn_convnet, convnet, without
 from tests.tiny import PATIENCE, as_one_of, free_port, in_two, tiny_trainer, weights
 from yopo.core.exchange import agreed
 from yopo.engine import forms
-from yopo.engine.capture import Capture
+from yopo.engine.capture import Capture, CutOffError
 from yopo.runs.progress import Progress
 
 pytestmark = pytest.mark.filterwarnings(
@@ -135,7 +135,7 @@ def failing(rank: int, where: int) -> dict[str, Any]:
 
     net, twin = network(), network()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("yopo.engine.engine.compiled_form", form)
+        patch.setattr("yopo.engine.ready.compiled_form", form)
         engine = by_engine(net, METHODS["yopo"], rank, said)
     plainly(twin, METHODS["yopo"], rank)
     return {
@@ -155,12 +155,12 @@ def staged(rank: int, broken: int | None) -> dict[str, Any]:
     engine = yopo.Engine(method, optimizer, compile=False, capture_exchange=True, say=said.append)
     engine.step(*batch(rank, 0))
     sent = list[int]()
-    before, real, together = weights(net), dist.all_reduce, engine._together
+    before, real, together = weights(net), dist.all_reduce, engine._ready.together
 
     class Graph:
         def replay(self) -> None:
             capture = engine._capture
-            capture._out = engine._work(engine._fast, capture._x, capture._y)
+            capture._out = engine._steps.take(engine._steps.fast, capture._x, capture._y)
 
     @contextmanager
     def record(*_: object, **__: object) -> Iterator[None]:
@@ -190,8 +190,8 @@ def staged(rank: int, broken: int | None) -> dict[str, Any]:
         patch.setattr(torch.cuda, "graph", record)
         patch.setattr(torch.cuda, "CUDAGraph", Graph)
         patch.setattr(dist, "all_reduce", all_reduce)
-        patch.setattr(engine, "_together", stage)
-        engine._try_to_capture(*batch(rank, 0))
+        patch.setattr(engine._ready, "together", stage)
+        engine._ready.record(*batch(rank, 0))
     unchanged = all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     captured = engine.captured
     engine.step(*batch(rank, 1))
@@ -202,6 +202,40 @@ def staged(rank: int, broken: int | None) -> dict[str, Any]:
         "unchanged": unchanged,
         "net": dict(net.named_parameters()),
     }
+
+
+def cut_off(rank: int) -> dict[str, Any]:
+    """In the second process the step that is to be captured fails before it sends anything."""
+    net, said, sent = network(), list[str](), list[int]()
+    optimizer = sgd(net)
+    method = yopo.YOPO(net, THREAT, m=2, n=1)
+    engine = yopo.Engine(method, optimizer, compile=False, capture_exchange=True, say=said.append)
+    engine.step(*batch(rank, 0))
+    real, work, ends = dist.all_reduce, engine._steps.first, ""
+
+    def all_reduce(tensor: Tensor) -> Any:
+        sent.append(tensor.numel())
+        return real(tensor)
+
+    def fails(x: Tensor, y: Tensor) -> yopo.Step:
+        if rank and sent:  # warm-ups are over: the processes have agreed on them
+            raise MemoryError("too little room")
+        return work(x, y)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("Stream", "current_stream", "default_generators"):
+            patch.setattr(torch.cuda, name, MagicMock())
+        patch.setattr(torch.cuda, "stream", lambda *_: nullcontext())
+        patch.setattr(dist, "all_reduce", all_reduce)
+        patch.setattr(engine._steps, "first", fails)
+        try:
+            engine._ready.record(*batch(rank, 0))
+        except CutOffError as error:
+            ends = str(error)
+    if rank:  # it would end, and the other with it; here it sends what that one waits for
+        real(torch.zeros(sum(1 + p.numel() for p in net.parameters())))
+        agreed("it is gone")
+    return {"sent": sent, "ends": ends, "said": said}
 
 
 def kept(rank: int, folder: str) -> dict[str, int]:
@@ -228,6 +262,7 @@ def work(rank: int, port: int, out: str) -> None:
             plain = plainly(network(), make, rank)
             found[name] = weights(net), weights(plain), engine.compiled, said
         found["messages"] = messages(rank)
+        found["cut off"] = cut_off(rank)
         found["staged"] = [staged(rank, broken) for broken in (None, 0, 1, 2, 3)]
         found["failing"] = [failing(rank, where) for where in (0, 1)]
         found["accumulated"] = [accumulated(rank, engine) for engine in ("compiled", "plain")]
@@ -303,6 +338,18 @@ def test_a_stage_that_fails_in_one_ends_it_in_all(broken: int, found: list[dict[
         assert each["unchanged"]
     mine, others = (each["staged"][1 + broken]["net"] for each in found)
     assert_same(mine, others, tol=0)
+
+
+def test_what_fails_before_it_is_sent_is_no_stage_that_all_leave(
+    found: list[dict[str, Any]],
+) -> None:
+    """The other waits for gradients, and would take anything else that is sent for them."""
+    first, second = (each["cut off"] for each in found)
+    assert "(too little room), and the others may wait for what it did not send" in second["ends"]
+    assert len(second["sent"]) == 1
+    assert not second["said"]
+    assert first["said"] == ["not captured as one CUDA graph: process 1: it is gone"]
+    assert not first["ends"]
 
 
 def test_all_hear_what_the_first_could_not_do(found: list[dict[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from torch.optim import SGD
 from tests.conftest import Batch, assert_same, bn_convnet, convnet
 from tests.engine.test_engine import THREAT
 from yopo import PGD, TRADES, YOPO, Engine, Free, Linf, Method, Natural
-from yopo.engine.capture import begins_at_zero
+from yopo.engine.capture import Rehearsal, begins_at_zero
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a"),
@@ -74,10 +74,10 @@ def test_free_goes_on_after_a_batch_of_another_size(batch: Batch) -> None:
     batches = [(x, y), (x[:4], y[:4]), (x, y), (x, y)]
     plain(net, make, batches)
     engine, _ = fast(twin, make, batches[:1])
-    eta = engine._carried.tensors["eta"]
+    eta = engine._steps.carried.tensors["eta"]
     for other in batches[1:]:
         engine.step(*other)
-    assert engine._carried.tensors["eta"] is eta  # a captured step knows it by its address
+    assert engine._steps.carried.tensors["eta"] is eta  # a captured step knows it by its address
     equal(net, twin)
 
 
@@ -261,13 +261,13 @@ def test_where_nothing_compiles_steps_are_plain(
     def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
         return PGD(net, THREAT, steps=2)
 
-    monkeypatch.setattr(Engine, "_rehearse", broken)
+    monkeypatch.setattr(Rehearsal, "__call__", broken)
     net = convnet()
     twin = copy.deepcopy(net)
     plain(net, make, [batch] * 2)
     engine, said = fast(twin, make, [batch] * 2)
     assert said == ["not compiled: RuntimeError: no compiler here"]
-    assert type(engine._plain.threat) is Linf
+    assert type(engine._steps.plain.threat) is Linf
     equal(net, twin)
 
 
@@ -390,7 +390,7 @@ def test_a_replay_must_do_what_the_step_does(
             capture = engine._capture
             for group in engine.optimizer.param_groups:
                 group["lr"] *= -1 if wrong else 1
-            capture._out = engine._work(engine._fast, capture._x, capture._y)
+            capture._out = engine._steps.take(engine._steps.fast, capture._x, capture._y)
             for group in engine.optimizer.param_groups:
                 group["lr"] *= -1 if wrong else 1
 
@@ -399,7 +399,7 @@ def test_a_replay_must_do_what_the_step_does(
     for name in ("stream", "graph"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    engine._try_to_capture(*batch)
+    engine._ready.record(*batch)
     assert engine.captured is not wrong
     ends = "not captured as one CUDA graph: RuntimeError: its replay moves the weights otherwise"
     assert [text.startswith(ends) for text in said] == [True] * wrong

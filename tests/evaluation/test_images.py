@@ -17,7 +17,7 @@ from yopo import Linf
 from yopo.core.digest import parts_digest, values_digest
 from yopo.data.source import InMemory, Pictures, Rows
 from yopo.evaluation import images
-from yopo.evaluation.images import Repeated, gather
+from yopo.evaluation.images import Data, Repeated, gather
 from yopo.runs import evaluating
 
 evaluate = partial(yopo.evaluate, checks=False)
@@ -78,6 +78,33 @@ def test_what_is_read_gives_the_same_result_as_what_is_held(way: str, tmp_path: 
     assert found.about["images_sha256"] == values_digest(x, y) == expected.about["images_sha256"]
     part = go(data=data, samples=20).correct["pgd-2-2"]
     assert torch.equal(part, go(data=(x, y), samples=20).correct["pgd-2-2"])
+
+
+@pytest.mark.usefixtures("streamed")
+def test_a_digest_is_one_of_the_images_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of what fits into one block it is that of all values, as it always was."""
+    _, x, y = digits()
+    digests: dict[int, set[str]] = {}
+    for each in (7, 59, 60, 1000):
+        monkeypatch.setattr(images, "BLOCK", each * x[0].numel())
+        of = partial(Data, device=torch.device("cpu"), dtype=torch.float32)
+        digests[each] = {
+            of(gather(data(x, y), None), y).digest(batch)
+            for data in (*WAYS.values(), InMemory)
+            for batch in (1, 13, 100)
+        }
+        assert len(digests[each]) == 1
+    assert digests[60] == digests[1000] == {values_digest(x, y)}
+    assert len(set.union(*digests.values())) == 3
+    monkeypatch.setattr(images, "BLOCK", 7 * x[0].numel())
+    for row in (0, 30, 59):
+        other, labels = x.clone(), y.clone()
+        other[row, 0, 3, 3] += 1
+        labels[row] += 1
+        for data in (InMemory(other, y), InMemory(x, labels)):
+            assert of(data, data.labels).digest(13) not in digests[7]
 
 
 def test_workers_read_what_is_read_without_them() -> None:

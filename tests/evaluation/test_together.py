@@ -89,7 +89,10 @@ def work(rank: int, port: int, out: str) -> None:
     kept["resumed"] = found(result)
     dist.barrier()
     result.forget()
-    kept["failures"] = [failing(rank, at) for at in ("attack", "data", "settings")]
+    kept["failures"] = [failing(rank, at) for at in ("attack", "data", "settings", "labels")]
+    kept["blocks"] = of_pictures(rank, Pictures())
+    kept["unreadable"] = of_pictures(rank, Pictures(broken=14 if rank == 1 else None))
+    kept["another"] = of_pictures(rank, Pictures(other=rank == 1))
     kept["spread"] = spread()
     kept["stopped"] = stopped(rank, Path(out) / "run")
     dist.destroy_process_group()
@@ -112,6 +115,8 @@ def failing(rank: int, at: str) -> tuple[str, float]:
         data = [(x - 1, y) for x, y in data]
     if rank == 1 and at == "settings":
         seed = 1
+    if rank == 1 and at == "labels":
+        data = [(x, (y + 1) % 10) for x, y in data]
     began = time.monotonic()
     with pytest.raises((RuntimeError, ArithmeticError, ValueError)) as caught:
         yopo.evaluate(
@@ -126,6 +131,43 @@ def failing(rank: int, at: str) -> tuple[str, float]:
         )
     assert time.monotonic() - began < PATIENCE / 2
     return f"{type(caught.value).__name__}: {caught.value}", done
+
+
+class Pictures:
+    """40 of them that say which were read."""
+
+    def __init__(self, broken: int | None = None, other: bool = False) -> None:
+        _, x, y = trained()
+        self.x, self.labels = (255 * x[:40]).round().byte() + other, y[:40]
+        self.shape, self.reads, self.broken = tuple(x.shape[1:]), list[int](), broken
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, rows: Tensor) -> Tensor:
+        if self.broken in rows.tolist():
+            raise ValueError("photos/14.jpg is damaged")
+        self.reads += rows.tolist()
+        return self.x[rows]
+
+
+def in_blocks(data: Pictures, batch: int, **how: Any) -> yopo.Result:
+    """With images hashed six by six."""
+    before, images.BLOCK = images.BLOCK, 6 * data.x[0].numel()
+    try:
+        model = trained()[0]
+        return yopo.evaluate(model, data, yopo.Linf(EPS), batch=batch, checks=False, **how)
+    finally:
+        images.BLOCK = before
+
+
+def of_pictures(rank: int, data: Pictures) -> dict[str, Any]:
+    """What was found and read, or said."""
+    try:
+        about = in_blocks(data, 4, attacks="clean", together=True).about
+    except (RuntimeError, ValueError) as error:
+        return {"said": f"{type(error).__name__}: {error}"}
+    return {"digest": about["images_sha256"], "reads": data.reads}
 
 
 def spread() -> dict[str, Any]:
@@ -213,15 +255,34 @@ def test_finished_batches_of_both_are_kept(pair: list[dict[str, Any]]) -> None:
 
 
 def test_an_error_in_one_ends_the_other_within_a_batch(pair: list[dict[str, Any]]) -> None:
-    (attack, done), (data, _), (settings, _) = pair[0]["failures"]
+    (attack, done), (data, _), (settings, _), (labels, _) = pair[0]["failures"]
     other = [said for said, _ in pair[1]["failures"]]
     assert attack.startswith("RuntimeError: process 1 met an error")
     assert done == 2
     assert other[0] == "ArithmeticError: the second batch"
     assert data.startswith("RuntimeError: process 1 met an error")
     assert "images in [0, 1]" in other[1]
-    assert settings == other[2]
+    assert settings == other[2] == labels == other[3]
     assert "process 1 has a network, images or settings other than those of process 0" in settings
+
+
+def test_each_reads_its_own_share_and_all_know_the_same_digest(pair: list[dict[str, Any]]) -> None:
+    for each in pair:
+        again = 1 + 1 + 1 + 1 + 8  # one is looked at four times, eight once
+        assert len(each["blocks"]["reads"]) <= 2 * 40 / WORLD + 6 + again  # hashed, and attacked
+    assert {*pair[0]["blocks"]["reads"], *pair[1]["blocks"]["reads"]} == {*range(40)}
+    for batch in (3, 40):
+        alone = in_blocks(Pictures(), batch, attacks="clean").about["images_sha256"]
+        assert pair[0]["blocks"]["digest"] == pair[1]["blocks"]["digest"] == alone
+
+
+def test_a_picture_that_one_cannot_read_ends_all(pair: list[dict[str, Any]]) -> None:
+    first, second = (each["unreadable"]["said"] for each in pair)
+    assert second == "ValueError: photos/14.jpg is damaged"
+    assert first.startswith("RuntimeError: process 1 met an error")
+    first, second = (each["another"]["said"] for each in pair)
+    assert first == second
+    assert "process 1 has a network, images or settings other than those of process 0" in first
 
 
 def test_spread_weights_are_evaluated_by_all(pair: list[dict[str, Any]], float32: None) -> None:

@@ -5,7 +5,7 @@ calls that module's `several(out)`.
 """
 
 import os
-import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -21,10 +21,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import yopo
+from tests.pages import DOCS, ROOT, fenced, saved
 from tests.tiny import PATIENCE
 from yopo.core import tensor_files
 
-ROOT = Path(__file__).parents[2]
+FRAMEWORKS = DOCS / "frameworks"
 IMAGES, BATCH, RATE, MOMENTUM, CLIP = 16, 4, 0.1, 0.9, 0.05
 State = dict[str, Tensor]
 
@@ -123,13 +124,35 @@ def same_bits(a: State, b: State) -> bool:
 
 def page(name: str) -> dict[str, Any]:
     """What the one block of docs/frameworks/NAME.md defines."""
-    file = ROOT / "docs" / "frameworks" / f"{name}.md"
+    file = FRAMEWORKS / f"{name}.md"
     text = file.read_text()
     assert len(text.splitlines()) <= 40
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (block,) = fenced(text, "python")
     found: dict[str, Any] = {"__name__": name}
     exec(compile(block, str(file), "exec"), found)
     return found
+
+
+def as_a_file(name: str, folder: Path, *more: str) -> None:
+    """Save the block under its name, run it, and as the page's line for a shell does it."""
+    text = (FRAMEWORKS / f"{name}.md").read_text()
+    file = saved(*fenced(text, "python"), folder)
+    (line,) = fenced(text)
+    tool, first, *words = shlex.split(line)
+    assert words[-1] == file.name
+    for run in ([sys.executable, file.name], [tool, first, *more, *words]):
+        done = started(run, folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def started(run: list[str], folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A program with these sources, its tools those beside this Python."""
+    path = [str(ROOT), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
+    return subprocess.run(
+        run, env=env, cwd=folder, capture_output=True, text=True, timeout=PATIENCE
+    )
 
 
 # ---------------------------------------------------------------- processes
@@ -139,9 +162,7 @@ def in_several(module: str, out: Path, world: int = 2) -> list[dict[str, State]]
     """Call module.several(out) in processes that torchrun starts; what each kept there, by name."""
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run += ["--nproc-per-node", str(world), "-m", "tests.frameworks.loops", module, str(out)]
-    path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(run, env=env, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    done = started(run)
     assert done.returncode == 0, done.stdout + done.stderr
     return [
         {p.name: tensor_files.load_weights(p) for p in sorted((out / str(rank)).iterdir())}

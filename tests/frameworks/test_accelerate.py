@@ -14,6 +14,7 @@ from tests.frameworks.loops import (
     THREAT,
     State,
     alone,
+    as_a_file,
     images,
     in_several,
     keeper,
@@ -80,6 +81,10 @@ def test_two_processes(tmp_path: Path) -> None:
     assert_same(first["full"], plain(network(), alone(4, together=2), clip=CLIP), tol=1e-10)
     two = plain(network(torch.float32), alone(2, together=2), clip=CLIP, **HALF)
     assert same_bits(first["bf16"], two)
+
+
+def test_the_page_as_a_file(tmp_path: Path) -> None:
+    as_a_file("accelerate", tmp_path, "--cpu")
 
 
 class Loop:

@@ -36,7 +36,7 @@ photos, file, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 torch.manual_seed(0)
 net = timm.create_model(name, num_classes=2).eval()
 torch.save({"state_dict": net.state_dict()}, file)
-prepare = create_transform(**resolve_data_config({}, model=net))
+prepare = create_transform(**resolve_data_config({}, model=net, use_test_size=True))
 theirs = torch.stack([prepare(Image.open(f).convert("RGB")) for f in sorted(photos.glob("*/*"))])
 
 data = {"name": "folder", "root": str(photos)}
@@ -48,8 +48,8 @@ print(*mine.shape, saved.config.data.resize, saved.config.data.interpolation)
 """
 
 
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit2"])
-def test_a_network_of_timms_sees_what_timm_shows_it(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit2", "resnet10t"])
+def test_a_network_of_timms_sees_what_timm_tests_it_on(name: str, tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     for k, (width, height) in enumerate([(200, 301), (400, 190), (171, 171)]):
         folder = tmp_path / "photos" / "ab"[k % 2]
@@ -64,4 +64,5 @@ def test_a_network_of_timms_sees_what_timm_shows_it(name: str, tmp_path: Path) -
     difference, shape = done.stdout.splitlines()
     assert float(difference) < 1e-5
     sides = {"test_resnet": "3 3 160 160 168 bilinear", "test_vit2": "3 3 160 160 168 bicubic"}
+    sides["resnet10t"] = "3 3 224 224 235 bicubic"  # trained with 176
     assert shape == sides[name]

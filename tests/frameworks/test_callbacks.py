@@ -1,6 +1,7 @@
 """`yopo.integrations`: held-out robust accuracy in Lightning and transformers."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,20 @@ def held() -> tuple[torch.Tensor, torch.Tensor]:
     return x, network()(x).argmax(1)
 
 
+def held_by_the_classifier() -> tuple[torch.Tensor, torch.Tensor]:
+    x = images().tensors[0]
+    with torch.no_grad():
+        z = classifier()(pixel_values=x).logits
+    return x, (z - z.mean(0)).argmax(1)  # several classes
+
+
 def expected(net: nn.Module) -> dict[str, float]:
     return dict(yopo.evaluate(net, held(), yopo.Linf(0.01), ATTACKS, checks=False).accuracy)
 
 
-def fit(epochs: int, every: int, callbacks: bool = True, **options: Any) -> tuple[Any, nn.Module]:
+def fit(
+    epochs: int, every: int, callbacks: bool = True, more: Sequence[Any] = (), **options: Any
+) -> tuple[Any, nn.Module]:
     import lightning
 
     from yopo.integrations.lightning import RobustAccuracy
@@ -58,11 +68,8 @@ def fit(epochs: int, every: int, callbacks: bool = True, **options: Any) -> tupl
 
     robust = RobustAccuracy(held(), yopo.Linf(0.01), ATTACKS, every)
     trainer = lightning.Trainer(
-        **QUIET,
-        max_epochs=epochs,
-        precision="64-true",
-        callbacks=[robust] if callbacks else [],
-        **options,
+        **QUIET | {"max_epochs": epochs, "precision": "64-true"} | options,
+        callbacks=[*more, robust] if callbacks else [],
     )
     model = Validated(network(), THREAT)
     trainer.fit(model, loader(4), loader(4))
@@ -136,3 +143,50 @@ def test_transformers_metrics_hold_what_an_evaluation_finds(tmp_path: Path) -> N
     lines = [line for line in one.state.log_history if "eval_loss" in line]
     assert ["eval_accuracy_pgd-3" in line for line in lines] == [False, True]
     assert lines[1].items() >= expected().items()
+
+
+def test_the_trainer_keeps_the_most_robust_weights(tmp_path: Path) -> None:
+    from yopo.integrations.transformers import Logits, RobustAccuracy
+
+    torch.set_default_dtype(torch.float64)
+    net, data = classifier(), held_by_the_classifier()
+    one = trainer(
+        *(net, tmp_path, 4),
+        **{"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 4},
+        metric_for_best_model="accuracy_pgd-3",
+    )
+    one.add_callback(RobustAccuracy(data, yopo.Linf(0.005), ATTACKS))
+    one.train()
+    found = [line["eval_accuracy_pgd-3"] for line in one.state.log_history if "eval_loss" in line]
+    assert found.index(max(found)) < 3  # not those of the end
+    assert one.state.best_metric == max(found)
+    kept: Any = type(net)
+    best = Logits(kept.from_pretrained(one.state.best_model_checkpoint).double())
+    result = yopo.evaluate(best, data, yopo.Linf(0.005), ATTACKS, checks=False)
+    assert result.accuracy["pgd-3"] == max(found)
+
+
+@pytest.mark.parametrize("chosen", ["accuracy_pgd-3", "eval_accuracy_pgd-3", "loss", None])
+def test_what_is_chosen_by_is_measured_each_time(chosen: str | None, tmp_path: Path) -> None:
+    """Else the Trainer would break off at the first evaluation without it."""
+    from yopo.integrations.transformers import RobustAccuracy
+
+    torch.set_default_dtype(torch.float64)
+    one = trainer(classifier(), tmp_path, 4, eval_strategy="epoch", metric_for_best_model=chosen)
+    one.add_callback(RobustAccuracy(held(), yopo.Linf(0.005), ATTACKS, every=2))
+    if chosen in ("loss", None):
+        one.train()
+        return
+    with pytest.raises(ValueError, match=r"for accuracy_pgd-3 in every evaluation.* take every=1"):
+        one.train()
+
+
+def test_lightning_keeps_the_most_robust_weights_of_those_measured(tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    options: dict[str, Any] = {"monitor": "accuracy_pgd-3", "mode": "max", "save_top_k": -1}
+    kept = ModelCheckpoint(tmp_path, every_n_epochs=2, **options)
+    model, _ = fit(4, 2, more=[kept], devices=1, enable_checkpointing=True)
+    assert len(kept.best_k_models) == 2
+    measured = [model.history[epoch]["accuracy_pgd-3"] for epoch in (1, 3)]
+    assert sorted(map(float, kept.best_k_models.values())) == sorted(measured)

@@ -3,6 +3,7 @@
 import importlib
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
-from yopo.data import Batches, Feed, Items, Loader, Streamed
+from yopo.data import Batches, Feed, Items, Loader, Rows, Streamed
 from yopo.data.batches import Opened
 
 datasets = pytest.importorskip("datasets", reason="needs datasets")
@@ -74,6 +75,36 @@ def test_a_data_set_of_hugging_faces_is_its_arrays(workers: int) -> None:
     assert torch.equal(found.labels, torch.arange(N) % 3)
     assert torch.equal(found.read(torch.tensor([5, 2])), images()[[5, 2]])
     assert found.shape == (3, 4, 5)
+
+
+def transformed() -> tuple[Any, list[int]]:
+    """A data set whose images its user's own function makes, and how many that was asked for."""
+    asked: list[int] = []
+
+    def other(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        asked.append(len(batch["image"]))
+        batch["image"] = [np.array(image) for image in batch["image"]]
+        batch["label"] = [2 - label for label in batch["label"]]
+        return batch
+
+    return hugging().with_transform(other), asked
+
+
+def test_of_a_transformed_data_set_only_those_items_are_made_whose_labels_are_asked_for() -> None:
+    data, asked = transformed()
+    rows = torch.tensor([3, 20])
+    held = Rows(Items(data), rows)
+    assert held.labels.tolist() == [2, 0]  # as the function changes them
+    assert sum(asked) == 2
+    assert torch.equal(held.read(torch.arange(2)), images()[rows])
+    given = Items(transformed()[0], labels=[2 - i % 3 for i in range(N)])
+    assert torch.equal(given.labels, Items(data).labels)
+
+
+def test_labels_of_other_formats_are_the_columns() -> None:
+    for kind in ("torch", "numpy", None):
+        data = hugging().with_format(kind)
+        assert torch.equal(Items(data).labels, torch.arange(N) % 3)
 
 
 def streamed(given: Feed, workers: int) -> Any:
@@ -167,6 +198,48 @@ def test_a_stateful_loader_resumes_by_its_state_and_reads_nothing_again(workers:
     assert same(list(passed.epoch(1, 4)), whole[4:])
 
 
+class Stream(IterableDataset[Any]):
+    """Draws anew in each epoch that it is told of; no state of its own."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(N, generator=torch.Generator().manual_seed(self.epoch))
+        for i in order.tolist():
+            yield images()[i], i % 3
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stateful_loader_goes_on_between_epochs_and_in_them(
+    stream: bool, persistent: bool
+) -> None:
+    def made() -> Opened:
+        data, shuffle = (Stream(), None) if stream else (Counted(), True)
+        loader = stateful.StatefulDataLoader(
+            data, 4, shuffle, num_workers=1, persistent_workers=persistent
+        )
+        return Batches(loader, images=N)(feed())
+
+    first = made()
+    epochs = [list(first.epoch(e)) for e in range(3)]
+    assert numbers(epochs[0]) != numbers(epochs[1]) != numbers(epochs[2])
+    assert same(list(made().epoch(1)), epochs[1])
+    for start in (2, 6):  # in the middle, and at the end
+        other = made()
+        list(other.epoch(0))
+        rest = other.epoch(1)
+        for _ in range(start):
+            next(rest)
+        again = made()
+        assert again.restore(json.loads(json.dumps(other.state()))) == ""
+        assert same(list(again.epoch(1, start)), epochs[1][start:])
+        assert same(list(again.epoch(2)), epochs[2])
+
+
 # ---------------------------------------------------------------- webdataset
 
 
@@ -182,9 +255,10 @@ def shards(tmp_path: Path) -> list[str]:
 
 
 def web(urls: list[str], given: Feed, workers: int) -> Any:
+    kept = {"persistent_workers": True} if workers else {}
     data = wds.WebDataset(urls, nodesplitter=wds.split_by_node, shardshuffle=False)
     data = data.compose(wds.detshuffle(10)).decode("torchrgb8").to_tuple("png", "cls")
-    return wds.WebLoader(data.batched(given.share), batch_size=None, num_workers=workers)
+    return wds.WebLoader(data.batched(given.share), batch_size=None, num_workers=workers, **kept)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -205,7 +279,7 @@ def test_shards_are_shared_out_among_processes_and_workers(
         seen += numbers(whole)
         assert same(list(made().epoch(3, 1)), whole[1:])
         opened = made()
-        list(opened.epoch(2))
+        list(opened.epoch(5))
         assert same(list(opened.epoch(3)), whole)
         assert numbers(list(made().epoch(4))) != numbers(whole)
         assert all([int(i) % 3 for i in numbers([pair])] == pair[1].tolist() for pair in whole)

@@ -8,11 +8,15 @@ import torch
 from torch import Tensor, nn
 
 import yopo
-from tests.conftest import assert_same
+from tests.conftest import assert_same, grads
 from tests.frameworks.loops import (
+    BATCH,
+    MOMENTUM,
+    RATE,
     THREAT,
     State,
     alone,
+    as_a_file,
     by_turns,
     images,
     in_several,
@@ -41,10 +45,34 @@ def train(dtype: torch.dtype, size: int, precision: Any, **options: Any) -> Stat
     return dict(net.state_dict())
 
 
+def accumulate(**options: Any) -> tuple[State, State]:
+    """As the page says in words, two batches a step: the first gradients, and the end."""
+    from lightning.fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", precision="64-true", **options)
+    fabric.launch()
+    torch.set_default_dtype(torch.float64)
+    net, first = network(), State()
+    sgd = torch.optim.SGD(net.parameters(), RATE, momentum=MOMENTUM)
+    model, optimizer = fabric.setup(net, sgd)
+    method = yopo.YOPO(model, THREAT, m=2, n=2)
+    loading = fabric.setup_dataloaders(loader(BATCH // fabric.world_size))
+    for i, (x, y) in enumerate(loading):
+        with fabric.no_backward_sync(model, enabled=i % 2 == 0):
+            fabric.backward(method(x, y) / 2)
+        first = first or {k: v.clone() for k, v in grads(net).items()}
+        if i % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    return first, dict(net.state_dict())
+
+
 def several(out: Path) -> None:
     """In each of two processes."""
     keep, two = keeper(out), {"strategy": "ddp", "devices": 2}
     keep("64", train(torch.float64, 2, "64-true", **two))
+    for name, state in zip(("first", "accumulated"), accumulate(**two), strict=True):
+        keep(name, state)
     keep("bf16", train(torch.float32, 2, "bf16-mixed", **two))
 
 
@@ -63,6 +91,20 @@ def test_two_processes(tmp_path: Path) -> None:
     assert all(same_bits(first[name], second[name]) for name in ("64", "bf16"))
     assert_same(first["64"], plain(network(), alone(4)), tol=1e-10)
     assert same_bits(first["bf16"], plain(network(torch.float32), by_turns(2), **HALF))
+    assert same_bits(first["accumulated"], second["accumulated"])
+    assert_same(first["accumulated"], plain(network(), alone(4, together=2)), tol=1e-10)
+    assert not torch.allclose(
+        first["first"]["0.weight"], second["first"]["0.weight"]
+    )  # each its own
+
+
+def test_accumulation_in_one_process() -> None:
+    _, found = accumulate(devices=1)
+    assert_same(found, plain(network(), alone(4, together=2)), tol=1e-10)
+
+
+def test_the_page_as_a_file(tmp_path: Path) -> None:
+    as_a_file("fabric", tmp_path, "--accelerator", "cpu")
 
 
 # ---------------------------------------------------------------- backward passes of our own

@@ -41,6 +41,7 @@ class Hub:
         self.commits: dict[str, dict[str, bytes]] = {}
         self.objects: dict[str, bytes] = {}  # large files, by their digest
         self.said: list[str] = []  # requests
+        self.hides_sizes = False
         self.tokens: set[str | None] = set()
         hub = self
 
@@ -159,6 +160,8 @@ class Hub:
             return 404, {"X-Error-Code": "RevisionNotFound"}, {"error": "no such revision"}
         sizes = {name: len(c) for name, c in self.commits[commit].items()} if query else {}
         siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
+        for file in siblings if self.hides_sizes else ():
+            del file["size"]
         return 200, {}, {"id": repo, "sha": commit, "siblings": siblings}
 
 
@@ -262,6 +265,18 @@ def test_the_card_is_one_that_the_hub_reads(run: Path, hub: Hub) -> None:
     assert attack.dataset_args == {"images": 10_000}
     assert f'yopo.load("hf:{REPO}")' in card.text
     assert "| autoattack | 43.75% (42.8–44.8) | standard version |" in card.text
+
+
+def test_the_card_says_at_which_radius_each_number_was_found(run: Path, hub: Hub) -> None:
+    """Which may not be that of the training."""
+    values = seals.read_json(run / "eval.json")
+    values["about"] |= {"eps": 1 / 255, "threat": "L∞, eps = 1/255"}
+    seals.write_json(run / "eval.json", values)
+    text = push_run(run, REPO).card
+    attacked = huggingface_hub.ModelCard(text).data.eval_results[1:]
+    assert [r.metric_args["eps"] for r in attacked] == [1 / 255] * 3
+    assert "to hold under attacks in an L∞ ball of radius 8/255." in text
+    assert "Threat: L∞, eps = 1/255." in text
 
 
 def test_data_sets_of_the_hub_have_its_names(hub: Hub, tmp_path: Path) -> None:
@@ -379,7 +394,13 @@ def test_a_strangers_repository_follows_the_rule_of_trust(
     with pytest.raises(ValueError, match="is a pickle, which can run code"):
         yopo.load(f"hf:{REPO}")
     hub.put(REPO, "main", there | {"config.yaml": b"x: " + bytes(70_000)})
-    with pytest.raises(ValueError, match=r"config.yaml of .* has 70,003 bytes, more than 65,536"):
+    with pytest.raises(
+        ValueError, match=r"config.yaml of .* has 70,003 bytes, expected up to 65,536"
+    ):
+        yopo.load(f"hf:{REPO}")
+    hub.put(REPO, "main", there)
+    hub.hides_sizes = True
+    with pytest.raises(ValueError, match=r"config.yaml of .* has an unknown number of bytes"):
         yopo.load(f"hf:{REPO}")
     assert not (tmp_path / "ran").exists()
     folders = [*(tmp_path / "cache" / "hub").glob("*/*")]

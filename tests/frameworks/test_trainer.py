@@ -1,7 +1,9 @@
 """docs/frameworks/trainer.md, run by transformers on an image classifier, against a plain loop."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +146,47 @@ def test_two_processes(tmp_path: Path) -> None:
     wanted = {f"eval_accuracy_{name}": torch.tensor(share) for name, share in alike.items()}
     assert same_bits(first["found"], wanted)
     assert same_bits(second["found"], wanted)
+
+
+class TwoTrials:
+    """Stands for optuna, which is not installed: each trial is a train() of the one Trainer."""
+
+    def ensure_available(self) -> None:
+        """It is."""
+
+    def run(self, one: Any, n_trials: int, direction: str) -> list[State]:
+        ends = []
+        for number in range(n_trials):
+            one.train(trial=SimpleNamespace(number=number, params={"seed": number}))
+            ends.append({k: v.clone() for k, v in one.model.state_dict().items()})
+        return ends
+
+
+@pytest.mark.parametrize("searches", [False, True])
+def test_each_train_with_model_init_trains_its_own_network(
+    searches: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import TrainingArguments, integrations, trainer
+    from transformers.trainer_utils import HPSearchBackend
+
+    backends = trainer.ALL_HYPERPARAMETER_SEARCH_BACKENDS
+    monkeypatch.setitem(backends, HPSearchBackend.OPTUNA, TwoTrials)
+    monkeypatch.setattr(integrations, "hp_params", lambda trial: trial.params)
+    torch.set_default_dtype(torch.float64)
+    settings = BASE | {"per_device_train_batch_size": 4, "lr_scheduler_type": "constant"}
+    one = page("trainer")["RobustTrainer"](
+        model_init=partial(classifier, torch.float64),
+        args=TrainingArguments(str(tmp_path), **settings),
+        train_dataset=Rows(torch.float64),
+        optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": RATE, "momentum": MOMENTUM}),
+        threat=THREAT,
+    )
+    if searches:
+        ends = one.hyperparameter_search(lambda trial: trial.params, n_trials=2, backend="optuna")
+    else:
+        ends = TwoTrials().run(one, 2, "")
+    for end in ends:
+        assert_same(end, expected(alone(4)), tol=1e-10)
 
 
 def test_without_the_line_accumulated_gradients_are_twice_too_large(tmp_path: Path) -> None:

@@ -79,6 +79,24 @@ def test_no_method_is_asked_for_by_its_name() -> None:
                 assert not words & {*ENTRIES} - allowed, f"{where}: {ast.unparse(node)}"
 
 
+HELD = re.compile(r"(self\.|learner\.)*_?(method|fast|plain)|running")  # a method, in the source
+ASKING = ("runs/learner.py", "runs/trainer.py", "runs/epoch_end.py", "runs/snapshot.py")
+
+
+def test_others_ask_a_method_for_what_it_says_they_do() -> None:
+    """The list stands in its docstring."""
+    asked: set[str] = set()
+    for file in (*(PACKAGE / "engine").glob("*.py"), *(PACKAGE / name for name in ASKING)):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and HELD.fullmatch(ast.unparse(node.value)):
+                asked.add(node.attr)
+    said = {*re.findall(r"`(\w+)`", (Method.__doc__ or "").partition("steps its")[2])}
+    attributes = {name for name in Method.__annotations__ if hasattr(Method, name)}
+    attributes |= {name for name, value in vars(Method).items() if isinstance(value, bool)}
+    assert len(attributes) == 6
+    assert asked - attributes == said - attributes
+
+
 def test_the_engine_leaves_private_parts_alone() -> None:
     """Of a method, and of what it is made of."""
     for file in (PACKAGE / "engine").glob("*.py"):

@@ -34,6 +34,23 @@ def test_every_method_agrees_with_the_cpu(make: Make, batch: Batch) -> None:
     assert_same(statistics, dict(cpu.state_dict()), tol=1e-9)
 
 
+def test_a_scaler_finds_the_same_step(batch: Batch) -> None:
+    """Of a loss handed over; nobody reads the scale, which is on the device."""
+    x, y = batch[0].cuda(), batch[1].cuda()
+    net, start = convnet().cuda(), THREAT.start(x)
+    twin = copy.deepcopy(net)
+    plain, scaled = (torch.optim.SGD(n.parameters(), 0.1) for n in (net, twin))
+    YOPO(net, THREAT, m=2, n=2).backward(x, y, start)
+    plain.step()
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**12)
+    scaler.scale(YOPO(twin, THREAT, m=2, n=2)(x, y, start)).backward()
+    for name, grad in grads(twin).items():
+        torch.testing.assert_close(grad, 2.0**12 * grads(net)[name])
+    scaler.step(scaled)
+    scaler.update()
+    assert_same(dict(twin.state_dict()), dict(net.state_dict()), tol=1e-12)
+
+
 @every_method
 def test_every_method_draws_its_own_start(make: Make, batch: Batch) -> None:
     model = convnet().cuda()

@@ -1,6 +1,8 @@
 """`loss = method(x, y)`: a scalar whose backward() is the method's."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import yopo
 from benchmarks.cost import peak_bytes
@@ -17,6 +24,8 @@ from tests.core.test_stays import METHODS as ON_ANY
 from tests.core.test_stays import Spec, X, Y, build, differences, everything, specs
 from tests.core.test_untouched import Breaks, fingerprint, partly_frozen
 from tests.methods.test_methods import METHODS, THREAT, Make
+from yopo.core.handed import multiply
+from yopo.core.parallel import whole
 
 MAKES = {name: make for name, make in METHODS.items() if name != "free"}
 every_loss = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES.keys())
@@ -217,7 +226,10 @@ def test_under_autocast(build_: Callable[[], nn.Module], batch: Batch) -> None:
     assert same(grads(net), {k: g / 2 for k, g in grads(twin).items()})
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
+torchs_own = pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore::DeprecationWarning")
+
+
+@torchs_own
 def test_on_a_compiled_network(batch: Batch) -> None:
     torch._dynamo.reset()
     net = bn_convnet()
@@ -228,6 +240,112 @@ def test_on_a_compiled_network(batch: Batch) -> None:
         seeded(lambda: yopo.YOPO(compiled, THREAT, m=2, n=2)(*batch)).backward()
         seeded(lambda: yopo.YOPO(other, THREAT, m=2, n=2).backward(*batch))
     assert same(grads(net), grads(twin))
+
+
+class Counting(TorchDispatchMode):
+    """How many operators ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operators.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_all_gradients_of_a_device_are_scaled_at_once() -> None:
+    """Whatever they are; of several devices each on its own."""
+    own = [torch.ones(2, 3), torch.ones(3).bfloat16(), torch.eye(3).to_sparse(), torch.ones(())]
+    elsewhere = [torch.ones(2, device="meta"), torch.ones(3, device="meta")]
+    with Counting() as seen:
+        multiply([own[0], elsewhere[0], *own[1:], elsewhere[1]], torch.tensor(0.5))
+    assert seen.operators.count("_foreach_mul_") == 2
+    for t in own:
+        assert t.to_dense().unique().tolist() in ([0.5], [0, 0.5])
+    with Counting() as seen:
+        multiply(own, torch.tensor(1.0))
+    assert "_foreach_mul_" not in seen.operators
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own
+def test_gradients_some_of_which_are_spread_are_scaled(batch: Batch) -> None:
+    """As where tensor parallelism or fully_shard was given a part of the network."""
+    net = convnet()
+    twin = copy.deepcopy(net)
+    other = init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))
+    fully_shard(net[2], mesh=init_device_mesh("cpu", (1,)))
+    parallelize_module(net[5], other["b"], ColwiseParallel(output_layouts=Replicate()))
+    for each in (net, twin):
+        seeded(lambda: (yopo.YOPO(each, THREAT, m=2, n=2)(*batch) / 3).backward())  # noqa: B023
+    torch.testing.assert_close({k: whole(g) for k, g in grads(net).items()}, grads(twin))
+
+
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+def step_of(method: yopo.Method, form: str) -> Step:
+    """A step such as users compile: some of their own around ours."""
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        x = x.flip(3)
+        if form == "backward":
+            return 2 * method.backward(x, y).loss
+        loss = method(x, y) / 2
+        loss.backward()
+        return 4 * loss
+
+    return step
+
+
+def compared_in_a_compiled_step(make: Make, form: str, batch: Batch, backend: str) -> None:
+    """Three batches, the last of another size."""
+    torch._dynamo.reset()
+    net, (x, y) = bn_convnet(), batch
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(step_of(make(net), form), backend=backend)
+    plainly = step_of(make(twin), form)
+    for size in (len(x), len(x), len(x) - 1):
+        found = seeded(lambda: compiled(x[:size], y[:size]))  # noqa: B023
+        assert torch.equal(found, seeded(lambda: plainly(x[:size], y[:size])))  # noqa: B023
+        assert same(grads(net), grads(twin))
+        assert same(dict(net.state_dict()), dict(twin.state_dict()))
+    torch._dynamo.reset()
+
+
+INSIDE = [(name, form) for name in METHODS for form in ("backward", "loss")]
+INSIDE.remove(("free", "loss"))
+
+
+@torchs_own
+@pytest.mark.parametrize(("name", "form"), INSIDE)
+def test_inside_a_step_that_is_compiled(name: str, form: str, batch: Batch) -> None:
+    compared_in_a_compiled_step(METHODS[name], form, batch, "aot_eager")
+
+
+@torchs_own
+@pytest.mark.usefixtures("graphs_alone")
+def test_inside_a_step_that_inductor_compiles(batch: Batch) -> None:
+    compared_in_a_compiled_step(METHODS["yopo deep"], "loss", batch, "inductor")
+
+
+def test_whoever_compiles_nothing_loads_no_compiler() -> None:
+    code = """
+import sys, torch, yopo
+net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+method = yopo.YOPO(net, yopo.Linf(0.1), m=2, n=2)
+x, y = torch.rand(2, 1, 2, 2), torch.tensor([0, 1])
+method.backward(x, y)
+method(x, y).backward()
+print("torch._dynamo" in sys.modules)
+torch.compile(net, backend="eager")(x)
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_what_it_hands_out_is_not_copied(batch: Batch) -> None:

@@ -42,6 +42,24 @@ def test_a_method_and_what_it_did_are_one_line(entry: Entry, batch: Batch) -> No
     )
 
 
+@pytest.mark.parametrize("decay", [None, 0.998])
+def test_an_engine_is_one_line_that_says_how_it_steps(
+    decay: float | None, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = convnet()
+    method, optimizer = yopo.YOPO(net, yopo.Linf(8 / 255)), torch.optim.SGD(net.parameters(), 0.1)
+    ema = None if decay is None else yopo.EMA(net, decay)
+    engine = yopo.Engine(method, optimizer, ema=ema, compile=False, capture=False)
+    average = "" if ema is None else f"{ema}, "
+    assert not ema or repr(ema) == f"EMA({type(net).__name__}, decay=0.998)"
+    assert repr(engine) == f"Engine({method}, SGD, {average}float32, no step yet)"
+    engine.step(*batch)
+    assert repr(engine) == f"Engine({method}, SGD, {average}float32, plain)"
+    for how in ("compiled", "captured"):
+        monkeypatch.setattr(yopo.Engine, how, True)
+        assert repr(engine) == f"Engine({method}, SGD, {average}float32, {how})"
+
+
 def test_yopo_is_explained_with_an_example() -> None:
     text = inspect.getdoc(yopo.YOPO) or ""
     for name in inspect.signature(yopo.YOPO).parameters:

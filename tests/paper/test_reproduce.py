@@ -1,8 +1,11 @@
 """`yopo reproduce`: rows are trained once a seed, attacked as in the paper, and shown beside it."""
 
 import json
+import os
 import random
+import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ import torch
 import yaml
 
 from tests.reports import evaluation, write_run
+from tests.test_readme import check_typed
+from tests.tiny import PATIENCE
 from tools.keep_runs import MACHINE, keep
 from yopo import cli
 from yopo.core import seals
@@ -41,7 +46,7 @@ def yopo(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
 
 def test_every_row_of_the_paper_has_a_recipe() -> None:
     controls = {"PGD-10 40 epochs", "YOPO-3-5 last", "YOPO-5-3 before", "YOPO-5-3 36 epochs"}
-    ours = {"table2": controls | {"Free-8"}}
+    ours = {"table2": controls | {"Free-8"}, "table3": {"PGD-10 40 epochs"}}
     for name, what in TABLES.items():
         assert set(what.recipes) - ours.get(name, set()) == set(paper_table(name))
         for row in what.recipes:
@@ -51,6 +56,10 @@ def test_every_row_of_the_paper_has_a_recipe() -> None:
             at = row.rpartition(" ")[2]
             want = at if at in ("before", "last") else "after"
             assert getattr(config.method, "grad_at", "after") == want
+        if "PGD-10 40 epochs" in what.recipes:  # YOPO's schedule, and nothing else of it
+            yopo, pgd, control = map(what.config, ("YOPO-5-3", "PGD-10", "PGD-10 40 epochs"))
+            assert (control.epochs, control.schedule) == (yopo.epochs, yopo.schedule)
+            assert (control.method, control.optimizer) == (pgd.method, pgd.optimizer)
         assert what.against in what.recipes
         assert set(what.attacks) < set(paper_table(name)[what.against])
 
@@ -441,3 +450,36 @@ def test_attacks_at_another_radius_are_left_out(tmp_path: Path) -> None:
     found = summary("table2", tmp_path)["rows"]["YOPO-5-3"]["accuracy"]["pgd-20"]
     assert found["seeds"] == 1
     assert found["mean"] == one["eval"]["attacks"]["pgd-20"]["accuracy"]
+
+
+def test_what_a_gpu_is_wanted_for_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every command of benchmarks/missing.sh and of the two scripts that it calls."""
+    stub, heard = tmp_path / "bin" / "python3", tmp_path / "heard"
+    stub.parent.mkdir()
+    stub.write_text(f"#!/bin/bash\n(printf '%s\\t' \"$@\"; echo) >>{heard}\n")
+    stub.chmod(0o755)
+    (stub.parent / "nvidia-cuda-mps-control").symlink_to("/bin/true")  # starts nothing
+    monkeypatch.setenv("PATH", f"{stub.parent}:{os.environ['PATH']}")
+    for name in ("QUICK", "MORE", "BENCH"):
+        monkeypatch.delenv(name, raising=False)
+    script = ["bash", str(ROOT / "benchmarks" / "missing.sh"), str(tmp_path / "out")]
+    subprocess.run([*script, *PARTS], check=True, capture_output=True, timeout=PATIENCE)
+    said = [line.split("\t")[:-1] for line in heard.read_text().splitlines()]
+    typed = [words[2:] for words in said if words[:2] == ["-m", "yopo"]]
+    others = [words[:2] for words in said if words[:2] != ["-m", "yopo"]]
+    assert others == [["-m", "benchmarks.plain_steps"]]
+    for words in typed:
+        check_typed(words, monkeypatch)
+        if words[0] == "reproduce":
+            given = dict(zip(words[2::2], words[3::2], strict=False))
+            assert given["--rows"] in TABLES[words[1]].recipes
+    commands = Counter(words[0] for words in typed)
+    assert commands == {"train": 5, "eval": 5, "reproduce": 7, "bench": 3}
+    wrong = subprocess.run([*script, "everything"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "no part everything; there are: tests fast tables wide bench" in wrong.stderr
+
+
+PARTS = ("fast", "tables", "wide", "bench")  # `tests` is pytest's own

@@ -49,6 +49,8 @@ addEventListener("load", () => setTimeout(() => {
   const press = (svg, key) => svg.dispatchEvent(new KeyboardEvent("keydown", { key }));
   const found = { errors, blocked, width: innerWidth, title: document.title, ran: window.ran };
   found.scroll = document.documentElement.scrollWidth;
+  found.tops = ["h1", "table.runs", ".headline"].map((query) =>
+    document.querySelector(query).getBoundingClientRect().top);
   found.requests = performance.getEntriesByType("resource").map((e) => e.name);
   found.charts = all(".accuracy .chart svg").map((svg) => {
     const frame = svg.getBoundingClientRect();
@@ -133,6 +135,10 @@ def test_page_works_alone(tmp_path: Path, text: str, width: int) -> None:
     assert found["errors"] == found["blocked"] == found["requests"] == []
     assert found["width"] == width
     assert found["scroll"] <= width
+    title, accuracies, sentences = found["tops"]
+    first = accuracies < sentences if width < 640 else sentences < accuracies
+    assert first, "on a phone the accuracies come first, on a desk what they say"
+    assert title < min(accuracies, sentences) < 250
     every = {f"{run}{measure}" for run in range(3) for measure in ("clean", "robust")}
     for chart in found["charts"]:
         assert len(chart) == len(every)

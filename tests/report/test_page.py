@@ -329,6 +329,24 @@ def test_paper_beside_ours(tmp_path: Path) -> None:
     assert timed[-1][timed[0].index("time ratio, paper")] == f"{476 / 2713:.2f}"
 
 
+@pytest.mark.parametrize("asides", [False, True])
+def test_beside_the_paper_stands_what_withstands_the_radius_of_the_training(
+    asides: bool, tmp_path: Path
+) -> None:
+    """Also if another radius was attacked later, with more images."""
+    over = {"method": {"m": 5, "n": 10}, "threat": {"eps": 0.3}, "data": {"name": "mnist"}}
+    folder = write_run(tmp_path / "y", over)
+    weak = read(folder, "eval.json")
+    own = json.loads(json.dumps(weak))
+    own["about"] |= {"eps": 0.3, "threat": "L∞, eps = 0.3", "images": 500}
+    own["attacks"]["pgd-40"]["accuracy"] = 0.125
+    both = [weak, own] if asides else [own, weak]
+    for name, values in zip(("eval.json", "eval-20260102-030405.json"), both, strict=True):
+        (folder / name).write_text(json.dumps(values))
+    heads, *rows = Page(with_paper(read_runs([folder]), "table1")).tables["paper"]
+    assert rows[-1][heads.index("pgd-40, ours")].startswith("12.50%")
+
+
 def test_seeds_of_one_setting_are_one_row_with_their_mean(tmp_path: Path) -> None:
     over: Any = {"method": {"m": 5, "n": 10}}
     shares = {"a": 0.5, "b": 0.6, "c": 0.7}

@@ -1,6 +1,9 @@
 """Networks that no run of ours made: `yopo eval --model.name NAME --weights FILE`."""
 
+import io
 import pickle
+import warnings
+import zipfile
 from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
@@ -15,11 +18,21 @@ from torch import Tensor, nn
 
 import yopo
 from tests.cli.test_commands import yopo as command
+from tests.fuzzing import (
+    ODD_NAMES,
+    OTHER_KINDS,
+    archive_bombs,
+    little_memory,
+    records_of,
+    within,
+)
 from yopo.core import seals
+from yopo.data.formats import read_picture
 from yopo.data.prepared import Preparation, pictures_to_test_on
 from yopo.runs.api import evaluate_run
 from yopo.runs.borrowed import borrow, unwrapped
 from yopo.runs.overlay import Tree
+from yopo.runs.saved import load_data, load_model
 
 pytestmark = pytest.mark.usefixtures("float32")
 OPTIONS = {"width": 4, "blocks": [1, 1, 1, 1]}
@@ -109,6 +122,28 @@ def test_pictures_are_prepared_pixel_by_pixel(photos: Path) -> None:
     assert not other.test.read(torch.arange(len(y))).equal(data.test.read(torch.arange(len(y))))
 
 
+@pytest.mark.parametrize("sides", [(6_200, 4_100), (4_100, 6_200)])
+@pytest.mark.parametrize("resize", [36, 2_050])
+def test_a_phones_pictures_are_prepared_in_little_memory(
+    sides: tuple[int, int], resize: int, tmp_path: Path
+) -> None:
+    """As from the whole picture, but for what a decoder that halves them rounds otherwise."""
+    draw = np.random.default_rng(0)
+    small = Image.fromarray(draw.integers(0, 256, (8, 8, 3), np.uint8))
+    small.resize(sides, Image.Resampling.BICUBIC).save(tmp_path / "x.jpg", quality=95)
+    how = Preparation(resize, 32)
+    mine = how.of(tmp_path / "x.jpg")
+    with pytest.raises(ValueError, match="save it smaller"):
+        read_picture(tmp_path / "x.jpg", None)
+    with Image.open(tmp_path / "x.jpg") as opened:
+        whole = opened.convert("RGB")
+    scale = resize / min(sides)
+    whole = whole.resize((int(sides[0] * scale), int(sides[1] * scale)), Image.Resampling.BILINEAR)
+    left, top = (round((side - 32) / 2) for side in whole.size)
+    expected = np.asarray(whole.crop((left, top, left + 32, top + 32)))
+    assert np.abs(mine.astype(int) - expected).max() <= 6
+
+
 def test_the_command(
     net: nn.Module,
     photos: Path,
@@ -191,6 +226,102 @@ def test_a_file_of_weights_runs_no_code(
     with pytest.raises(ValueError, match=r"expected a dictionary of tensors in list.pth, got list"):
         borrow(Path("list.pth"), settings(photos))
     assert not Path("ran").exists()
+
+
+DIGITS: Tree = {"model": {"name": "smallcnn", "options": {"width": 2, "hidden": 4}}}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_only_numbers_in_memory_are_weights(kind: str, tmp_path: Path) -> None:
+    """Whatever else a file has in a tensor's place is named, or read as the same numbers."""
+    own = dict(yopo.models.SmallCNN(width=2, hidden=4).state_dict())
+    with warnings.catch_warnings(action="ignore"):  # some kinds are prototypes
+        torch.save(
+            own | {"conv1.weight": OTHER_KINDS[kind](own["conv1.weight"])}, tmp_path / "x.pt"
+        )
+    if kind == "of a class":  # nn.Buffer is a tensor in all but its name
+        assert load(tmp_path / "x.pt")["conv1.weight"].equal(own["conv1.weight"])
+        return
+    with pytest.raises(ValueError, match=r"conv1\.weight|was not read: .*Expected tensors alone"):
+        load(tmp_path / "x.pt")
+
+
+def load(file: Path) -> dict[str, Tensor]:
+    saved = borrow(file, DIGITS)
+    return dict(load_model(saved, load_data(saved)).state_dict())
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_names_are_words_and_entries_end(zipped: bool, tmp_path: Path) -> None:
+    own, file = dict(yopo.models.SmallCNN(width=2, hidden=4).state_dict()), tmp_path / "x.pt"
+    torch.save(own, file, _use_new_zipfile_serialization=zipped)
+    assert all(own[name].equal(tensor) for name, tensor in load(file).items())
+    cycle: dict[str, Any] = {"epoch": 1}
+    cycle["model"] = {"state_dict": cycle}
+    deep: dict[str, Any] = own
+    for _ in range(30):
+        deep = {"model": deep}
+    for name in ODD_NAMES:
+        named = dict[Any, Any](own) | {name: torch.zeros(2)}
+        torch.save(named, file, _use_new_zipfile_serialization=zipped)
+        with pytest.raises(ValueError, match=r"of type|is of another architecture"):
+            load(file)
+    others: tuple[dict[str, Any], ...] = (cycle, deep, {}, {"state_dict": {}})
+    for tree in others:
+        torch.save(tree, file, _use_new_zipfile_serialization=zipped)
+        with within(5), pytest.raises(ValueError, match="expected a network's tensors"):
+            load(file)
+
+
+def test_archives_that_unpack_to_more_are_refused_before(tmp_path: Path) -> None:
+    """Also those that torch and Python would list otherwise, and files of holes."""
+    file = tmp_path / "x.pt"
+    bombs = archive_bombs(100)
+    for bomb, why in zip(
+        bombs, ("would unpack to", "bytes of its tensors, more than"), strict=True
+    ):
+        assert len(bomb) < 1 << 20
+        file.write_bytes(bomb)
+        with little_memory(50 << 20), pytest.raises(ValueError, match=why):
+            borrow(file, DIGITS)
+    torch.save({"w": torch.zeros(4)}, file)
+    sound = file.read_bytes()
+    assert borrow(file, DIGITS).state is not None
+    listed = bombs[0][-98 - int.from_bytes(bombs[0][-58:-50], "little") : -98]
+    for other in (
+        zip_again(sound),
+        sound + b"more",
+        sound[:-98] + listed + sound[-98:],
+        sound[:-98] + sound[-98:-42] + sound[-98:],
+        sound[:-2] + b"\1\0x",
+    ):
+        file.write_bytes(other)
+        with pytest.raises(ValueError, match=r"an archive, but none that torch.save made"):
+            borrow(file, DIGITS)
+    with file.open("wb") as old:
+        old.write(b"\x80\x02")
+        old.truncate(1 << 40)
+    with pytest.raises(ValueError, match="would unpack to"):
+        borrow(file, DIGITS)
+
+
+def zip_again(content: bytes) -> bytes:
+    """As another program would pack it."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, record in records_of(content).items():
+            archive.writestr(name, record)
+    return buffer.getvalue()
+
+
+def test_a_network_with_another_shortcut_is_named(tmp_path: Path) -> None:
+    """RobustBench's names, as ours with the one word between: they would load once renamed."""
+    state = yopo.models.preactresnet18(2, width=4).state_dict()
+    theirs = {name.replace("shortcut.", "shortcut.0."): tensor for name, tensor in state.items()}
+    assert theirs.keys() != state.keys()
+    torch.save({"state_dict": theirs}, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match=r"their shortcuts see x, those of .* relu\(bn\(x\)\)"):
+        borrow(tmp_path / "x.pt", {"model": {"name": "preactresnet18"}})
 
 
 def test_weights_of_another_network_are_named(net: nn.Module, photos: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import Disk
 from tests.tiny import forkserver
 from yopo.core import tensor_files
 from yopo.runs import state
@@ -35,6 +36,17 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert found.good is None
     assert found.best is not None
     assert torch.equal(found.best["w"], torch.ones(2))
+
+
+def test_it_outlasts_a_power_cut(tmp_path: Path, disk: Disk) -> None:
+    """Also its name, and that of the folder of checkpoints where there was none."""
+    folder = tmp_path / "state"
+    state.save(folder, 1, Checkpoint(TENSORS, {"x": 1}, best={"w": torch.ones(2)}), keep=1)
+    there = {f.name: f.read_bytes() for f in (folder / "save-000001").iterdir()}
+    assert len(there) == 4
+    for name, content in there.items():
+        assert disk.read(tmp_path, "state", "save-000001", name) == content
+    assert not disk.has(tmp_path, "state", state.WRITING)
 
 
 def test_only_the_newest_stay(tmp_path: Path) -> None:

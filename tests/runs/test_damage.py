@@ -19,6 +19,7 @@ from tests.tiny import Silent, tiny_trainer
 from yopo import cli
 from yopo.cli import ls
 from yopo.core import seals, tensor_files
+from yopo.core.files import file_digest
 from yopo.core.threat import Linf
 from yopo.evaluation.evaluate import evaluate
 from yopo.report.records import read_runs
@@ -144,6 +145,10 @@ def delete(path: Path) -> None:
     path.unlink()
 
 
+def empty(path: Path) -> None:
+    path.write_text("")
+
+
 def half_a_line(path: Path) -> None:
     with path.open("a") as file:
         file.write('{"epoch": 3, "train_sec')
@@ -237,6 +242,32 @@ def test_a_finished_run_is_made_whole_by_resuming_it(
     assert trainer.resume()
     trainer.run()
     same(out, whole)
+
+
+@pytest.mark.parametrize(
+    "damage", [flip, cut, delete, empty, half_a_line, double_the_last, lose_the_first]
+)
+def test_metrics_damaged_while_a_run_trains_are_made_again(
+    damage: Callable[[Path], None], whole: Path, tmp_path: Path
+) -> None:
+    """So that a run that ends well is one that the report reads."""
+    out, watcher = tmp_path / "run", Silent()
+    trainer = tiny_trainer(out, OVER, watcher)
+    real = trainer._epoch
+
+    def epoch() -> str | None:
+        if trainer.progress.epoch == 2:
+            damage(out / "metrics.jsonl")
+        return real()
+
+    trainer._epoch = epoch  # type: ignore[method-assign]
+    trainer.run()
+    same(out, whole)
+    assert len(read_runs([out])[0].lines) == 3
+    # One that is deleted is written with the next line.
+    assert [s for s in watcher.said if "metrics" in s] == (
+        [] if damage is delete else ["metrics.jsonl was damaged; made again"]
+    )
 
 
 def test_damage_in_the_middle_of_a_run_is_mended_at_its_end(tmp_path: Path, whole: Path) -> None:
@@ -364,6 +395,8 @@ def test_the_report_reads_a_run_whose_last_line_is_cut_off(half: Path, tmp_path:
         (double_a_line, r"line 2 of .* or it does not follow"),
         (double_the_last, r"line 4 of .* or it does not follow"),
         (lose_the_last, r"metrics.jsonl has 2 lines, and result.json was made of 3"),
+        (empty, r"metrics.jsonl has 0 lines, and result.json was made of 3"),
+        (delete, r"metrics.jsonl has 0 lines, and result.json was made of 3"),
     ],
 )
 def test_a_line_that_is_missing_or_there_twice_is_named(
@@ -381,6 +414,50 @@ def test_a_line_that_is_missing_or_there_twice_is_named(
     trainer.run()
     same(out, whole)
     assert len(read_runs([out])[0].lines) == 3
+
+
+@pytest.mark.parametrize("damage", [empty, delete, lose_the_last, lose_the_first])
+def test_an_unfinished_run_has_the_lines_of_its_checkpoint(
+    damage: Callable[[Path], None], half: Path, whole: Path, tmp_path: Path
+) -> None:
+    """Cut between two lines, all that is left is sound. A line more than it knows is no damage."""
+    out = tmp_path / "run"
+    shutil.copytree(half, out)
+    assert len(read_runs([out])[0].lines) == 2
+    third, last = (
+        read(whole, "metrics.jsonl")[2],
+        (out / "metrics.jsonl").read_text().split("\n")[1],
+    )
+    with (out / "metrics.jsonl").open("a") as file:  # as if it was killed after its third epoch
+        file.write(seals.line(third, last) + "\n")
+    assert len(read_runs([out])[0].lines) == 3
+    shutil.copy(half / "metrics.jsonl", out)
+    damage(out / "metrics.jsonl")
+    with pytest.raises(ValueError, match=r"not the 2 lines that the newest|does not follow"):
+        read_runs([out])
+    assert ls.row(out)[1] == "damaged"
+    trainer = tiny_trainer(out, OVER)
+    assert trainer.resume()
+    trainer.run()
+    same(out, whole)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"metrics": 3}', '{"metrics": [3]}', "{"])
+def test_a_checkpoint_that_tells_no_lines_refuses_none(
+    text: str, half: Path, tmp_path: Path
+) -> None:
+    """Whether it is of another version, damaged or forged: resuming says what is wrong with it."""
+    out = tmp_path / "run"
+    shutil.copytree(half, out)
+    newest = state.saved(out / "state")[0]
+    (newest / "values.json").write_text(text)
+    assert len(read_runs([out])[0].lines) == 2  # its checksum does not fit
+    (newest / "seal.json").write_text(
+        json.dumps({"values.json": file_digest(newest / "values.json")})
+    )
+    assert len(read_runs([out])[0].lines) == 2
+    (newest / "seal.json").write_text(text)
+    assert len(read_runs([out])[0].lines) == 2
 
 
 def test_metrics_of_an_earlier_version_are_gone_on_with(whole: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Two processes (gloo) against one on the combined batch."""
 
 import copy
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tests.tiny import (
 )
 from yopo.core import seals, tensor_files
 from yopo.evaluation import suite
-from yopo.runs import distributed, measure
+from yopo.runs import asking, distributed, measure
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.progress import StopRequested
 from yopo.runs.settings import validate
@@ -285,6 +286,79 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_weights_that_differ_end_the_run_before_anything_is_written(tmp_path: Path) -> None:
     over: Tree = {"checkpoint": {"minutes": 0, "pause": 0}, "method": {"name": "fast"}}
     run(tmp_path, over, 2, drift_apart)
+
+
+SHORT: Tree = {"method": {"name": "natural"}, "ema": 0, "batch": 4, "epochs": 2}  # 25 steps each
+PAUSE = 0.1  # a slow step's
+
+
+def ask_to_stop(out: str, over: Tree, rank: int, world: int, port: int) -> None:
+    """In steps that are slow in the first process the second one is asked to stop."""
+    torch.set_num_threads(1)
+    as_one_of(world, rank, port)
+    asking.SECONDS = 4 * PAUSE
+    trainer, asked = tiny_trainer(Path(out).parent / "stops", over), 6
+    real = trainer._step
+
+    def step(x: Tensor, y: Tensor, number: int) -> yopo.Step:
+        time.sleep(0 if rank else PAUSE)
+        trainer.stop = number >= asked and rank == 1
+        return real(x, y, number)
+
+    trainer._step = step  # type: ignore[method-assign]
+    with pytest.raises(StopRequested) as stop:
+        trainer.run()
+    assert stop.value.saved
+    assert asked < trainer.progress.step <= asked + 1 + 4
+    tensor_files.save_weights(Path(out), {"step": torch.tensor(trainer.progress.step)}, {})
+
+
+def test_several_processes_stop_within_seconds_at_the_same_step(tmp_path: Path) -> None:
+    """However slow the steps: torchrun waits 30 seconds, then it kills."""
+    first, second = run(tmp_path, SHORT, 2, ask_to_stop)
+    assert first["step"] == second["step"]
+
+
+def lose_the_loss(out: str, over: Tree, rank: int, world: int, port: int) -> None:
+    """In the second epoch of a run that asks at each step, and of one that hardly ever does."""
+    torch.set_num_threads(1)
+    as_one_of(world, rank, port)
+    yopo.runs.trainer.CHECK_EVERY = 10
+    for name, every in (("often", 0.0), ("rarely", 1e9)):
+        asking.SECONDS = every
+        trainer = tiny_trainer(Path(out).parent / name, over)
+        real, steps = trainer._step, list[int]()
+
+        def step(
+            x: Tensor,
+            y: Tensor,
+            number: int,
+            trainer: yopo.runs.trainer.Trainer = trainer,
+            real: Any = real,
+            steps: list[int] = steps,
+        ) -> yopo.Step:
+            result: yopo.Step = real(x, y, number)
+            if trainer.progress.rollbacks == 0 and trainer.progress.epoch == 1:
+                steps.append(number)
+                if number == 3 and rank == 1:
+                    result.loss.fill_(torch.nan)
+            return result
+
+        trainer._step = step  # type: ignore[method-assign]
+        trainer.run()
+        assert steps == [*range(10)]
+        assert trainer.progress.rollbacks == 1
+    tensor_files.save_weights(Path(out), {"done": torch.ones(1)}, {})
+
+
+def test_how_often_they_ask_decides_nothing(tmp_path: Path) -> None:
+    """Where a broken loss ends an epoch neither: what is asked by the clock is not looked at."""
+    run(tmp_path, SHORT, 2, lose_the_loss)
+    one, other = (
+        tensor_files.load_weights(tmp_path / name / "model-last.safetensors")
+        for name in ("often", "rarely")
+    )
+    assert all(torch.equal(value, other[key]) for key, value in one.items())
 
 
 @pytest.mark.parametrize(("world", "batch"), [(1, 800), (2, 400)])

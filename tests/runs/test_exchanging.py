@@ -1,5 +1,7 @@
 """`--parallel flat`, `ddp` and `fsdp` in two processes (gloo) against one on the combined batch."""
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,9 @@ from tests.tiny import (
     tiny_trainer,
     wait_until,
 )
+from yopo.cli.training import lost_others_are_named
 from yopo.core import seals, tensor_files
+from yopo.core.digest import weights_digest
 from yopo.core.parallel import is_shard
 from yopo.data.source import Feed, Source
 from yopo.models import resnet50, wideresnet
@@ -46,6 +50,10 @@ WHOLE: Tree = {
     "diagnose": {"every": 2, "images": 4},
 }
 STAGES = [("ddp", (0, 3)), ("fsdp", (1, 3)), ("alone", (2, 1)), ("ddp", None)]  # stopped at
+# The same for one process, two or three, with a collapse in its second epoch.
+SHARED: Tree = WHOLE | {"batch": 12, "diagnose": {"every": 1, "images": 4}}
+SEVERAL = ("ddp", "fsdp")
+KILLED = (2, 4)  # in the last epoch
 
 
 def settings(method: str, way: str) -> Tree:
@@ -89,18 +97,13 @@ def stage(
 def _stage(
     folder: Path, way: str, stop_at: tuple[int, int] | None, over: Tree
 ) -> yopo.runs.trainer.Trainer:
-    trainer = tiny_trainer(folder, over | {"parallel": way if way != "alone" else "flat"})
+    trainer = made(folder, way, over)
     trainer.resume()
-    real, batches = trainer._step, trainer.loader.epoch
+    real = trainer._step
 
     def step(x: Tensor, y: Tensor, number: int) -> yopo.Step:
         trainer.stop = (trainer.progress.epoch, number) == stop_at
         return real(x, y, number)
-
-    def epoch(epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        return ((x.double(), y) for x, y in batches(epoch, start))
-
-    trainer.loader.epoch = epoch  # type: ignore[method-assign]
 
     trainer._step = step  # type: ignore[method-assign]
     if stop_at is None:
@@ -109,6 +112,58 @@ def _stage(
         with pytest.raises(StopRequested):
             trainer.run()
     return trainer
+
+
+def made(folder: Path, way: str, over: Tree) -> yopo.runs.trainer.Trainer:
+    """In float64; a loss is lost, once, in a run that collapses."""
+    trainer = tiny_trainer(folder, over | {"parallel": way if way != "alone" else "flat"})
+    real, batches = trainer._step, trainer.loader.epoch
+
+    def epoch(epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        return ((x.double(), y) for x, y in batches(epoch, start))
+
+    def step(x: Tensor, y: Tensor, number: int) -> yopo.Step:
+        out, p = real(x, y, number), trainer.progress
+        if over is SHARED and (p.epoch, p.rollbacks, number) == (1, 0, 3):
+            out.loss.fill_(torch.nan)
+        return out
+
+    trainer.loader.epoch = epoch  # type: ignore[method-assign]
+    trainer._step = step  # type: ignore[method-assign]
+    return trainer
+
+
+def killed(folder: Path, way: str) -> None:
+    """The last one is, in the middle of a step; what the others say."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    trainer = made(folder / f"killed {way}", way, SHARED)
+    real = trainer._step
+
+    def step(x: Tensor, y: Tensor, number: int) -> yopo.Step:
+        if rank == last and (trainer.progress.epoch, number) == KILLED:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(x, y, number)
+
+    trainer._step = step  # type: ignore[method-assign]
+    yopo.runs.trainer.CHECK_EVERY = 1  # this process does nothing more
+    with pytest.raises(RuntimeError, match="cannot reach another one") as error:  # noqa: SIM117
+        with lost_others_are_named():
+            trainer.run()
+    assert (trainer.progress.epoch, trainer.progress.rollbacks) == (KILLED[0], 1)
+    (folder / f"{way} {rank} said").write_text(str(error.value))
+
+
+def trio(rank: int, port: int, out: str) -> None:
+    """Go on with what two wrote."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    as_one_of(3, rank, port)
+    folder = Path(out)
+    for way in SEVERAL:
+        trainer = stage(folder / f"three {way}", way, None, SHARED)
+        assert trainer.progress.rollbacks == 1
+    killed(folder, "fsdp")
+    os._exit(0)  # a group that lost one cannot be left in order
 
 
 def pair(rank: int, port: int, out: str) -> None:
@@ -138,7 +193,11 @@ def pair(rank: int, port: int, out: str) -> None:
         assert bool(spread) == (way == "fsdp"), number
         if way == "fsdp":  # in its checkpoint each process wrote its part
             assert len([*(folder / "run").rglob("shard-*")]) >= 2
-    dist.destroy_process_group()
+
+    for way in SEVERAL:
+        stage(folder / f"three {way}", way, (0, 3), SHARED)
+    killed(folder, "ddp")
+    os._exit(0)  # a group that lost one cannot be left in order
 
 
 @pytest.fixture(scope="module")
@@ -158,14 +217,87 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
         wait_until(waits)
         stage(folder / "run", "alone", STAGES[2][1])
         (folder / "go on").touch()
-        for process in two:
-            process.join(PATIENCE)
-            assert process.exitcode == 0
+        assert ends(two) == [0, -signal.SIGKILL]
     finally:
         torch.set_default_dtype(before)
         for process in two:
             process.kill()
     return folder
+
+
+@pytest.fixture(scope="module")
+def shared(found: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run by one process; and what three made of that which two had begun."""
+    alone, before = tmp_path_factory.mktemp("alone"), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    context, port = forkserver(), free_port()
+    three = [context.Process(target=trio, args=(rank, port, str(found))) for rank in range(3)]
+    for process in three:
+        process.start()
+    try:
+        stage(alone, "alone", None, SHARED)
+        assert ends(three) == [0, 0, -signal.SIGKILL]
+    finally:
+        torch.set_default_dtype(before)
+        for process in three:
+            process.kill()
+    return alone
+
+
+def ends(processes: list[Any]) -> list[int]:
+    for process in processes:
+        process.join(PATIENCE)
+    return [process.exitcode for process in processes]
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """Its weights, lines of metrics and results, up to rounding."""
+    for name in ("model.safetensors", "model-last.safetensors"):
+        here = tensor_files.load_weights(found / name)
+        for key, value in tensor_files.load_weights(expected / name).items():
+            torch.testing.assert_close(here[key], value, rtol=0, atol=1e-9)
+    pairs = zip(*(seals.read_lines(f / "metrics.jsonl")[0] for f in (expected, found)), strict=True)
+    for a, b in pairs:
+        assert a.keys() == b.keys()
+        for key in a.keys() - {"train_seconds", "evaluate_seconds", "processor_seconds"}:
+            assert a[key] == pytest.approx(b[key], abs=1e-8), key
+    results = [seals.read_json(folder / "result.json") for folder in (expected, found)]
+    assert results[0]["best_epoch"] == results[1]["best_epoch"]
+    assert results[0]["last"] == pytest.approx(results[1]["last"])
+    assert results[0]["best"] == pytest.approx(results[1]["best"])
+
+
+@pytest.mark.parametrize("way", SEVERAL)
+def test_three_end_what_two_began_as_one_would(way: str, found: Path, shared: Path) -> None:
+    """With a look at co-states after each epoch, and a collapse that they come back from."""
+    run = found / f"three {way}"
+    assert_same_run(run, shared)
+    lines = seals.read_lines(run / "metrics.jsonl")[0]
+    assert [line.get("collapse") for line in lines] == [None, "the loss is not finite", None, None]
+    assert all(line["diagnose"] for line in lines if "collapse" not in line)
+    named = seals.read_json(run / "result.json")["weights_sha256"]
+    for which, name in (("best", "model.safetensors"), ("last", "model-last.safetensors")):
+        net = tiny_trainer(run, SHARED).learner.follower.double()
+        net.load_state_dict(tensor_files.load_weights(run / name))
+        assert weights_digest(net) == named[which]
+
+
+@pytest.mark.parametrize("way", SEVERAL)
+def test_one_that_is_killed_ends_the_others_and_the_run_goes_on(
+    way: str, found: Path, shared: Path
+) -> None:
+    """Of three in the one way, of two in the other; one process goes on."""
+    said = [*found.glob(f"{way} * said")]
+    assert len(said) == (2 if way == "fsdp" else 1)
+    assert all(file.read_text() for file in said)
+    run, before = found / f"killed {way}", torch.get_default_dtype()
+    assert not (run / "result.json").exists()
+    torch.set_default_dtype(torch.float64)
+    try:
+        stage(run, "alone", None, SHARED)
+    finally:
+        torch.set_default_dtype(before)
+    assert_same_run(run, shared)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -186,19 +318,7 @@ def test_a_run_goes_on_from_ddp_to_fsdp_to_one_process_and_back(
 ) -> None:
     stage(tmp_path, "alone", None)
     run = found / "run"
-    for name in ("model.safetensors", "model-last.safetensors"):
-        here = tensor_files.load_weights(run / name)
-        for key, value in tensor_files.load_weights(tmp_path / name).items():
-            torch.testing.assert_close(here[key], value, rtol=0, atol=1e-9)
-    mine, theirs = (seals.read_lines(folder / "metrics.jsonl")[0] for folder in (tmp_path, run))
-    for a, b in zip(mine, theirs, strict=True):
-        assert a.keys() == b.keys()
-        for key in ("epoch", "loss", "train_accuracy", "clean", "robust", "propagations"):
-            assert a[key] == pytest.approx(b[key], abs=1e-8), key
-    results = [seals.read_json(folder / "result.json") for folder in (tmp_path, run)]
-    assert results[0]["best_epoch"] == results[1]["best_epoch"]
-    assert results[0]["last"] == pytest.approx(results[1]["last"])
-    assert results[0]["best"] == pytest.approx(results[1]["best"])
+    assert_same_run(run, tmp_path)
     shards = sorted(path.name for path in (run / "state").rglob("shard-*"))
     assert not shards  # the last two stages wrote whole ones, and of the others none is left
 

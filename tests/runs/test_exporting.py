@@ -64,6 +64,15 @@ def test_it_needs_nothing_but_torch(tmp_path: Path) -> None:
     assert done.words["accuracy_from"] == "eval.json, 10000 images"
 
 
+@pytest.mark.parametrize("eps", [8 / 255, 1 / 255])
+def test_accuracies_stand_beside_the_radius_that_they_are_of(eps: float, tmp_path: Path) -> None:
+    net = write_network(tmp_path / "run", "smallcnn")
+    write_evaluation(tmp_path / "run", net, {"eps": eps})
+    words = export_run(tmp_path / "run", "pt2").words
+    assert json.loads(words["accuracy_under"]) == {"name": "linf", "eps": eps}
+    assert json.loads(words["threat"]) == {"name": "linf", "eps": 8 / 255}
+
+
 def test_accuracies_of_other_weights_are_left_out(tmp_path: Path) -> None:
     net = write_network(tmp_path / "run", "smallcnn")
     write_evaluation(tmp_path / "run", net, {"file_sha256": "0" * 64})

@@ -2,11 +2,15 @@
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 import yopo
@@ -16,8 +20,10 @@ from tests.runs.test_strangers import write
 from tests.tiny import Silent
 from yopo.core import tensor_files
 from yopo.data import load as load_data
-from yopo.runs import folder
+from yopo.runs import folder, saved
 from yopo.runs.api import configure, evaluate_run, train_run
+from yopo.runs.sections import DataConfig
+from yopo.runs.settings import validate
 
 pytestmark = pytest.mark.usefixtures("float32")
 __all__ = ["photos"]
@@ -70,11 +76,15 @@ def test_predict_answers_with_names_and_confidence(
         assert shares == sorted(shares, reverse=True)
         assert sum(shares) == pytest.approx(100, abs=0.2)
     Path("broken.jpg").write_bytes(b"")
-    assert command(monkeypatch, "predict", "run", "broken.jpg", pictures[0], "none.jpg") == 2
+    assert (
+        command(monkeypatch, "predict", "run", "broken.jpg", pictures[0], "no.jpg", "photos") == 2
+    )
     said = capsys.readouterr()
     assert said.out == lines[0] + "\n"
     assert "cannot read broken.jpg" in said.err
-    assert "none.jpg" in said.err
+    *_, missing, whole = said.err.splitlines()
+    assert missing == "no file no.jpg"
+    assert whole == "photos is a folder; name its pictures, as photos/*.jpg"
     assert command(monkeypatch, "predict", "run", pictures[0], "--top", "1") == 0
     assert capsys.readouterr().out == lines[0].split(",")[0] + "\n"
     assert command(monkeypatch, "predict", "run", pictures[0], "--top", "0") == 2
@@ -125,6 +135,50 @@ def test_data_are_found_where_the_run_moved_with_them_or_named(
     assert command(monkeypatch, "eval", moved / "run", *words) == 0
     few = ("--images", "4", "--m", "1", "--data.root", "pictures")
     assert command(monkeypatch, "diagnose", moved / "run", *few) == 0
+
+
+def test_a_run_with_the_name_of_its_data_is_not_taken_for_them(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(project / "run", tmp_path / "r" / "photos")
+    for cwd, run in (("", "r/photos"), ("r", "photos"), ("r/photos", ".")):
+        monkeypatch.chdir(tmp_path / cwd)
+        with pytest.raises(ValueError, match=r"^no (folder|data in).*--data\.root DIR") as refused:
+            evaluate_run(Path(run), "clean")
+        assert "state" not in str(refused.value)
+
+
+NAMES = st.lists(st.sampled_from(["anna", "otto"]), min_size=1, max_size=3).map("/".join)
+
+
+@given(first=NAMES, second=NAMES, data=NAMES, named=NAMES)
+def test_data_that_are_found_are_no_run_whatever_the_names(
+    first: str, second: str, data: str, named: str
+) -> None:
+    """Runs and data that share names, seen from a folder where there is neither."""
+    with tempfile.TemporaryDirectory() as made, pytest.MonkeyPatch.context() as patch:
+        top = Path(made).resolve()
+        runs = [top / "anna" / first, top / second]
+        for place in (*runs, top / data, top / "elsewhere"):
+            place.mkdir(parents=True, exist_ok=True)
+        for run in runs:
+            (run / "config.yaml").touch()
+        patch.chdir(top / "elsewhere")
+        patch.setattr(saved, "build_data", lambda config: config)
+        config = validate({"data": {"name": "folder", "root": named}})
+        weights = runs[0] / "model.safetensors"
+        found = saved.load_data(saved.Saved(config, weights, trusted=True, trusted_data=True))
+        place = cast(DataConfig, found).root or top
+        apart = not any(
+            a.is_relative_to(b) for r in runs for a, b in ((r, top / data), (top / data, r))
+        )
+        if place == Path(named):  # where it is not: the sentence says so
+            assert not (apart and top / data in [f / named for f in runs[0].parents])
+            return
+        assert place in [folder / named for folder in runs[0].parents]
+        assert not place.is_relative_to(runs[0])
+        assert not runs[0].is_relative_to(place)
+        assert not any(place in (run, run.parent) for run in runs)
 
 
 def test_loading_follows_the_rule_of_trust(

@@ -1,5 +1,6 @@
 """Own pictures, few of them: the recipe `own`, and what a run on them is told."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,15 @@ import torch
 import yaml
 from PIL import Image
 
+from tests.cli.test_commands import yopo as command
 from tests.tiny import BASE, Silent, tiny_data
 from yopo.data import Arrays
 from yopo.models import fitted as network
+from yopo.runs import fitting
 from yopo.runs.api import compare_runs, configure, measure_cost, train_run
 from yopo.runs.fitting import STEPS, fitted, said_of
 from yopo.runs.overlay import Tree, overlay
+from yopo.runs.recipes import recipe
 from yopo.runs.settings import Config, validate, what_counts
 
 pytestmark = pytest.mark.usefixtures("float32")
@@ -82,6 +86,29 @@ def test_hardly_an_image_is_left_out_of_an_epoch(n: int) -> None:
     assert config.epochs <= 200
 
 
+@pytest.mark.parametrize(("more", "epochs"), [([], 5), (["--propagations", "4"], 4)])
+def test_epochs_are_counted_to_as_many_as_there_will_be(
+    more: list[str],
+    epochs: int,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The recipe says 3; few images make them more, and what may be spent decides as well."""
+    monkeypatch.setattr(fitting, "EPOCHS", 5)
+    few: Tree = {"epochs": 3, "schedule": {"warmup": 1}, "eps_warmup": 1}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(overlay(recipe("own"), few)))
+    given = ["--data.root", photos, "--data.size", "8", "--evaluate.every", "99", *more]
+    words = [tmp_path / "mine.yaml", "--methods", "natural", "--out", tmp_path / "both", *given]
+    assert command(monkeypatch, "compare", *words) == 0
+    shown = capsys.readouterr().out
+    assert f"epochs: {epochs}, " in shown
+    assert not re.search(r"\d epochs?\b", shown)  # nor another number of them
+    counts = re.findall(r"epoch +(\d+)/(\d+) ", shown)
+    assert counts == [(str(1 + epoch), str(epochs)) for epoch in range(epochs)]
+
+
 def test_many_images_keep_what_the_recipe_says() -> None:
     config = fitted(configure("own"), some(30_000))
     assert 64 < config.batch <= 128
@@ -116,6 +143,14 @@ class Inside(nn.Module):
         self.weight = nn.Parameter(zeros(10, 3))
     def forward(self, x):
         return x.flatten(1) @ self.weight
+def small(size):
+    return Small(size)
+class Small(Inside):
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+    def forward(self, x):
+        assert x.shape[-1] == self.size, f"size ({x.shape[-1]}) doesn't match model ({self.size})"
 def wrong():
     return Wrong()
 class Wrong(nn.Module):
@@ -133,10 +168,11 @@ class Wrong(nn.Module):
         (
             "flat",
             {"features": 100},
-            r"does not take images of shape \(3, 16, 16\): .*x768 and 100x3",
+            r"does not take images of shape \(3, 16, 16\): .*x768 and 100x3\); .*--data\.size",
         ),
         ("inside", {}, r"shape \(3, 16, 16\): .*line 13 of .*mine_that_misfits.py\)"),
         ("grey", {}, r"shape \(3, 16, 16\): .*to have 1 channels, but got 3 channels"),
+        ("small", {"size": 32}, r"size \(16\) doesn't match model \(32\).*--data\.size"),
     ],
 )
 def test_a_network_that_does_not_fit_gets_one_sentence_with_both_shapes(
@@ -160,7 +196,12 @@ def test_a_network_that_does_not_fit_gets_one_sentence_with_both_shapes(
     for train in (lambda: train_run(config, tmp_path / "run"), lambda: measure_cost(config)):
         with pytest.raises(ValueError, match=words) as refused:
             train()
-        assert "\n" not in str(refused.value)
+        said = str(refused.value)
+        assert "\n" not in said
+        assert (
+            ("(line " in said) == ("mine_that_misfits.py)" in said) == (name in ("inside", "small"))
+        )
+        assert ("--data.size" in said) == (name != "grey")
     assert not (tmp_path / "run" / "config.yaml").exists()
     with pytest.raises(RuntimeError, match="a mistake of its own"):
         measure_cost(named("wrong", {}))

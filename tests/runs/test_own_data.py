@@ -18,6 +18,7 @@ from yopo.data import Batches, Feed, InMemory, Items, Sources
 from yopo.runs import api
 from yopo.runs.build import build_data
 from yopo.runs.overlay import Tree, overlay
+from yopo.runs.own import check_fits
 from yopo.runs.progress import StopRequested
 from yopo.runs.settings import Config, validate
 from yopo.runs.trainer import Trainer
@@ -262,6 +263,14 @@ def test_a_function_of_the_users_own_makes_the_data(mine: Path) -> None:
 def test_what_does_not_make_data_is_refused(mine: Path, data: Tree, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         build_data(config(data=data).data)
+
+
+def test_an_option_may_have_any_name() -> None:
+    def build(name: str, setting: str, build: str) -> None: ...
+
+    check_fits("data.options", "mine:build", build, name="a", setting="b", build="c")
+    with pytest.raises(ValueError, match=r"data\.options do not fit mine:build: .*'args'"):
+        check_fits("data.options", "mine:build", build, name="a", setting="b", build="c", args="d")
 
 
 def test_settings_that_would_not_be_heeded_are_refused(tmp_path: Path) -> None:

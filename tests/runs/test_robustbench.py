@@ -123,6 +123,26 @@ def test_the_command_writes_it(
     assert f"wrote A2026B.json, A2026B.pt, A2026B.py, issue.md into {run / 'robustbench'}" in out
 
 
+def test_only_what_was_written_is_named_and_no_link_is_followed(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "issue.md").write_text("mine")
+    (run / "robustbench").symlink_to(mine)
+    with pytest.raises(ValueError, match="robustbench is a link, and nothing of a run is written"):
+        claim_run(run, PAPER, say=said.append)
+    assert [f.name for f in mine.iterdir()] == ["issue.md"]
+    assert (mine / "issue.md").read_text() == "mine"
+    (run / "robustbench").unlink()
+    (run / "robustbench").mkdir()
+    (run / "robustbench" / "private.txt").write_text("mine")
+    (run / "robustbench" / "Doe2026Fast.pt").symlink_to(mine / "issue.md")
+    claim_run(run, PAPER, say=said.append)
+    (wrote,) = said
+    assert wrote.startswith("wrote Doe2026Fast.json, Doe2026Fast.pt, Doe2026Fast.py, issue.md into")
+    assert (mine / "issue.md").read_text() == "mine"
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("name", ["preactresnet18", "wideresnet"])
 def test_all_weights_are_translated(name: str, normalize: bool, tmp_path: Path) -> None:

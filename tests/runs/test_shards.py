@@ -74,12 +74,12 @@ def joined(rank: int, world: int, port: int) -> Any:
 
 
 def reading(taken: Snapshot, group: Any) -> state.Reading:
-    def agree(wrong: str) -> str:
+    def everyone(mine: Any) -> list[Any]:
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, wrong, group)
-        return next(filter(None, found), "")
+        dist.all_gather_object(found, mine, group)
+        return found
 
-    return state.Reading(taken.layout(), dist.get_rank(), dist.get_world_size(), agree)
+    return state.Reading(taken.layout(), dist.get_rank(), dist.get_world_size(), everyone)
 
 
 def whole(tensors: dict[str, Any]) -> dict[str, Tensor]:

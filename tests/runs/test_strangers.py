@@ -3,8 +3,10 @@
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +16,30 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
 from torch import nn
 
 from tests.cli.test_commands import yopo
-from tests.reports import write_run
+from tests.fuzzing import little_memory, png, within
+from tests.hostile import put, walk, write_full_run
+from tests.runs.test_robustbench import PAPER
 from yopo.cli.common import Terminal, clean
 from yopo.core import files, tensor_files
+from yopo.core.files import ODD
+from yopo.data import pictures
 from yopo.evaluation import card
+from yopo.evaluation.model_card import Published, model_card
 from yopo.models import SmallCNN
 from yopo.runs import strangers
+from yopo.runs.build import build_data
+from yopo.runs.folder import read_evaluation
+from yopo.runs.images import workers
 from yopo.runs.overlay import Tree, overlay
-from yopo.runs.sections import ModelConfig
+from yopo.runs.robustbench import issue
+from yopo.runs.saved import find
+from yopo.runs.sections import DataConfig, ModelConfig
 from yopo.runs.settings import validate
 
 pytestmark = pytest.mark.usefixtures("float32")
@@ -244,10 +259,11 @@ def test_timm_builds_plain_architectures_and_more_with_trust(
     run = write(tmp_path / "run", {"name": "timm:vit_tiny.augreg_in1k", "options": plain})
     command, *words = COMMANDS[0]
     assert yopo(monkeypatch, command, run, *words) == 0
-    assert timm == [("vit_tiny.augreg_in1k", {"num_classes": 10, "in_chans": 1, **plain})]
+    built = ("vit_tiny.augreg_in1k", {"num_classes": 10, "in_chans": 1, **plain})
+    assert timm == [built, built]  # the first one takes no memory
     run = write(tmp_path / "other", {"name": "timm:hf-hub:a/b", "options": {"pretrained": True}})
     assert yopo(monkeypatch, command, run, *words, "--trust") == 0
-    assert timm[1] == ("hf-hub:a/b", {"num_classes": 10, "in_chans": 1, "pretrained": True})
+    assert timm[2:] == [("hf-hub:a/b", {"num_classes": 10, "in_chans": 1, "pretrained": True})]
 
 
 # ---------------------------------------------------------------- time and memory
@@ -296,6 +312,28 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(
     assert max(largest) < 10**6
 
 
+@pytest.mark.parametrize("kind", ["parameters", "buffers"])
+def test_a_network_of_timms_takes_no_memory_before_it_is_refused(
+    kind: str, tmp_path: Path, refused: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its options multiply: 1024² places of 768 numbers are 3 GB in one tensor."""
+
+    def create_model(name: str, img_size: int, patch_size: int, **_: object) -> nn.Module:
+        net, places = nn.Module(), torch.zeros((img_size // patch_size) ** 2, 768)
+        if kind == "parameters":
+            net.register_parameter("places", nn.Parameter(places))
+        else:
+            net.register_buffer("places", places, persistent=False)
+        return net
+
+    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
+    options = {"img_size": 1024, "patch_size": 1}
+    run = write(tmp_path / "run", {"name": "timm:vit_base", "options": options})
+    with little_memory(500 << 20):
+        said = refused("eval", run)
+    assert f"timm:vit_base cannot be built: it has more {kind} than the weights file" in said
+
+
 def test_a_network_of_the_files_own_size_is_built() -> None:
     net = SmallCNN(width=16, hidden=40)
     held = {name: tuple(t.shape) for name, t in net.state_dict().items()}
@@ -319,6 +357,83 @@ def test_data_on_another_computer_are_not_asked_for(tmp_path: Path, refused: Ask
         assert "no file" in refused("eval", write(tmp_path / f"url{i}", None, data))
     unknown = write(tmp_path / "unknown", None, {"data": {"name": "evil:load"}})
     assert "its data evil:load, which was not imported" in refused("eval", unknown)
+
+
+def photos(root: Path, *splits: str) -> Path:
+    """Thirty small pictures of two classes."""
+    for split in splits or ("",):
+        for k in range(30):
+            place = root / split / "ab"[k % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(k).integers(0, 256, (28, 28, 3), np.uint8)
+            Image.fromarray(pixels).save(place / f"{k}.png")
+    return root
+
+
+@pytest.mark.parametrize("resident", [None, False, True])
+@pytest.mark.parametrize("size", [1025, 3000, 20_000, 10**9])
+def test_a_strangers_pictures_are_not_blown_up(
+    size: int, resident: bool | None, tmp_path: Path, refused: Ask
+) -> None:
+    """Thirty of them would take 100 MB to more than any machine has."""
+    data = {"name": "folder", "root": str(photos(tmp_path / "photos", "train", "test"))}
+    over: Tree = {"data": data | {"size": size, "resident": resident}}
+    run = write(tmp_path / "run", None, over)
+    with within(5), little_memory(200 << 20):
+        for command, *words in COMMANDS:
+            assert f"{size}x{size} pixels, and a file may ask for" in refused(command, run, *words)
+    if size > 5000:
+        assert "size from 1 to 5,000, got" in refused("eval", run, "--trust")
+        with pytest.raises(ValueError, match=f"size from 1 to 5,000, got {size:,}"):
+            build_data(validate(over).data)
+
+
+def test_large_pictures_of_a_strangers_are_not_read(tmp_path: Path, refused: Ask) -> None:
+    """Where no size is asked for, either."""
+    root = photos(tmp_path / "photos", "train", "test")
+    for file in root.rglob("*.png"):
+        file.write_bytes(png(1500, 1500, 8, 0, (b"\0" * 1501) * 1500))
+    over: Tree = {"data": {"name": "folder", "root": str(root), "resident": False}}
+    said = refused("eval", write(tmp_path / "run", None, over))
+    assert "1500x1500 pixels, and a file may ask for" in said
+
+
+@given(st.none() | st.integers(0, 10**9))
+def test_a_stranger_starts_no_more_processes_than_this_machine(asked: int | None) -> None:
+    config = DataConfig(name="folder", workers=asked)
+    mine, theirs = workers(DataConfig()), workers(strangers.bounded(config))
+    assert theirs == (mine if asked is None else min(asked, mine))
+
+
+def test_runs_are_found_with_their_processes_bounded(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", None, {"data": {"workers": 500}})
+    assert find(run).config.data.workers == workers(DataConfig())
+    assert find(run, trust=True).config.data.workers == 500
+
+
+@pytest.mark.parametrize("few", [0, 1 << 30])
+@pytest.mark.parametrize("resident", [None, False, True])
+@pytest.mark.parametrize("splits", [(), ("train", "test")])
+def test_a_strangers_test_set_is_the_runs_own_or_refused(
+    splits: tuple[str, ...],
+    resident: bool | None,
+    few: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where images lie decides how pictures that are not split are drawn."""
+    monkeypatch.setattr(pictures, "FEW", few)
+    root = photos(tmp_path / "photos", *splits)
+    config = DataConfig(name="folder", root=root, resident=resident)
+    own = build_data(config).test
+    rows = torch.arange(len(own))
+    if (splits, resident, few) == ((), True, 0):
+        with pytest.raises(ValueError, match="for which they are too many here"):
+            strangers.load_data(config)
+        return
+    found = strangers.load_data(config).test
+    assert found.labels.equal(own.labels)
+    assert found.read(rows).equal(own.read(rows))
 
 
 def test_missing_data_are_not_fetched(
@@ -359,10 +474,11 @@ def test_data_run_no_code(tmp_path: Path, refused: Ask, monkeypatch: pytest.Monk
         (batches / name).write_bytes(pickle.dumps({"data": Touch(), "labels": []}))
     run = write(tmp_path / "batches", None, {"data": {"name": "cifar10", "root": "."}})
     assert "refused to load posix.system" in refused("eval", run)
-    for split in ("train", "test"):  # PostScript, for which pillow would start another program
-        (tmp_path / "photos" / split / "a").mkdir(parents=True)
+    # PostScript, for which pillow would start another program
+    for split in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / "photos" / split).mkdir(parents=True)
         start_of = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n%%EOF\n"
-        (tmp_path / "photos" / split / "a" / "x.png").write_bytes(start_of)
+        (tmp_path / "photos" / split / "x.png").write_bytes(start_of)
     monkeypatch.setattr(subprocess, "Popen", start)
     run = write(tmp_path / "run", None, {"data": {"name": "folder", "root": "photos"}})
     assert "x.png" in refused("eval", run)
@@ -494,19 +610,33 @@ def test_no_name_steers_the_terminal(
     )
 
 
-def test_a_card_shows_names_as_names(tmp_path: Path) -> None:
+EVIL = "<img src=x onerror=alert(1)>|a|\n# b [c](javascript:d) ![e](http://f) `g` **h**\x1b"
 
-    evil = "<img src=x onerror=alert(1)>|a|\n# b [c](javascript:d) ![e](http://f) `g` **h**\x1b"
-    found = json.loads((write_run(tmp_path / "run") / "eval.json").read_text())
-    plain = card.card(found)
-    for key in ("model", "data", "threat", "weights", "packages", "hardware", "finished"):
-        hostile = found | {"about": found["about"] | {key: evil}}
-        text = card.card(hostile)
-        assert len(text.splitlines()) == len(plain.splitlines())
-        assert "\x1b" not in text
-        for sign in "<[]|`*":
-            count = text.replace(f"\\{sign}", "").count(sign)
-            assert count == plain.count(sign)
+
+def structure(text: str) -> Counter[str]:
+    """Lines, and signs that mean something in Markdown or HTML."""
+    signs = Counter(re.findall(r"(?<!\\)[<\[\]|`*>]", text))
+    signs.update(lines=len(text.splitlines()), control=len(ODD.findall(text)))
+    return signs
+
+
+def test_every_word_of_an_evaluation_is_a_word_in_markdown(tmp_path: Path) -> None:
+    """In a card, in the Hub's model card, and in an issue for RobustBench."""
+    run = write_full_run(tmp_path / "run")
+    saved, plain = find(write(tmp_path / "other")), read_evaluation(run / "eval.json")
+
+    def shown(values: Tree) -> list[Counter[str]]:
+        about = Published("a/b", "m", "yopo", "npz", "linf", 0.1, ("c",), (1, 2, 2), values, None)
+        claim = {"autoattack": plain["attacks"]["cw"], "clean": plain["attacks"]["cw"]}
+        claimed = values | {"attacks": values["attacks"] | claim}
+        body = model_card(about).split("---", 2)[2]
+        return [*map(structure, (card.card(values), body, issue(PAPER, "net", saved, claimed)))]
+
+    names = {("attacks", "pgd-40"), ("attacks", "cw", "after", "apgd-ce")}
+    words = [(where, key) for where, key in walk(plain) if not key or where in names]
+    assert len(words) > 15
+    for where, key in words:
+        assert shown(put(plain, ("eval.json", where, key), EVIL)) == shown(plain), where
 
 
 def test_files_are_replaced_whole_and_not_followed(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What trackers are told: each epoch once, whatever becomes of the run or of a tracker."""
 
-import re
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 import yopo
+from tests.pages import fenced
 from tests.runs.test_api import config, tree
 from tests.tiny import Silent, tiny_data
+from yopo.core import seals
 from yopo.integrations.trackers import TRACKERS
-from yopo.runs import closeup
+from yopo.runs import closeup, tracking
 from yopo.runs.api import compare_runs, evaluate_run, train_run
 from yopo.runs.folder import TRACKED, read_lines, read_tracked
 from yopo.runs.progress import StopRequested
@@ -89,10 +91,34 @@ def test_a_run_and_its_evaluation_are_one_run_of_the_tracker(
     found = evaluate_run(out, "clean,pgd-2", device="cpu", track=[later])
     assert later.begun == [("run", "number 7")]
     shares = {f"eval/{k}": v for k, v in found.result.accuracy.items()}
-    assert later.told == [(2, shares | {"eval/worst": found.result.worst})]
+    assert later.told == [
+        (2, shares | {"eval/worst": found.result.worst, "eval/eps": config.threat.eps})
+    ]
     assert later.cards == [found.result.card()]
     assert np.array_equal(later.pictures["eval/clean"], clean)
     assert np.array_equal(later.pictures["eval/adversarial"], attacked)
+
+
+def test_two_trackers_of_one_class_are_both_told(config: Config, tmp_path: Path) -> None:
+    """Each is gone on with by its own name for the run."""
+
+    class Numbered(Mine):
+        def __init__(self, number: str) -> None:
+            super().__init__()
+            self.number = number
+
+        def start(self, *run: Any) -> str:
+            super().start(*run)
+            return self.number
+
+    out, first = tmp_path / "run", [Numbered("a"), Mine(), Numbered("b"), Numbered("c")]
+    train_run(config, out, device="cpu", track=first)
+    assert [t.steps for t in first] == [[1, 2]] * 4
+    again = [Numbered("-"), Mine(), Numbered("-"), Numbered("-")]
+    evaluate_run(out, "clean", device="cpu", eps=config.threat.eps / 2, track=again)
+    assert [t.begun for t in again] == [[("run", name)] for name in ("a", "number 7", "b", "c")]
+    for tracker in again:  # and of the radius
+        assert tracker.told[0][1]["eval/eps"] == config.threat.eps / 2
 
 
 class Stopping(Silent):
@@ -182,6 +208,59 @@ def test_a_damaged_note_costs_the_trackers_name(tmp_path: Path) -> None:
     assert "trackers begin a run of their own" in said[0]
 
 
+@pytest.mark.parametrize("how", ["another's", "edited", "without a secret", "of before"])
+def test_a_strangers_note_does_not_say_which_run_trackers_go_on_with(
+    how: str, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else numbers of a stranger's folder would go into any run of mine that it names."""
+    mine, out, said = Mine(), tmp_path / "run", list[str]()
+    monkeypatch.setenv("HOME", str(tmp_path / "stranger"))
+    train_run(config, out, device="cpu", track=[mine])
+    if how != "another's":
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        tree = seals.read_json(out / TRACKED)
+        tree["trackers"]["Mine"]["id"] = "another"
+        if how == "without a secret":
+            (tmp_path / "home").write_text("no folder")
+            tree["made_here"] = None
+        elif how == "of before":
+            del tree["made_here"]
+        seals.write_json(out / TRACKED, tree)
+    else:
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    asked: dict[str, Any] = {"device": "cpu", "samples": 4, "say": said.append}
+    note = (out / TRACKED).read_bytes()
+    for trust in (False, True):
+        (out / TRACKED).write_bytes(note)
+        later = Mine()
+        evaluate_run(out, "clean", track=[later], trust=trust, **asked)
+        ((_, before),) = later.begun
+        assert (before is not None) == trust
+        assert any("not written by you on this machine" in line for line in said) is not trust
+        del said[:]
+    (out / TRACKED).write_bytes(note)
+    later = Mine()  # a folder that one trains in is one's own
+    Tracking([later], out, "run", {}, print).epoch({"epoch": 9, "loss": 1.0})
+    assert later.begun[0][1] is not None
+
+
+@pytest.mark.parametrize("track", ["tensorboard", [Mine()]])
+def test_no_note_is_written_through_a_link_beside_weights(
+    track: Any, config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "named", lambda _: Mine())
+    train_run(config, tmp_path / "run", device="cpu")
+    weights = tmp_path / "net.safetensors"
+    shutil.copy(tmp_path / "run" / "model.safetensors", weights)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    weights.with_suffix(".tracked").symlink_to(mine)
+    with pytest.raises(ValueError, match=r"net.tracked is a link, and nothing of a run is written"):
+        evaluate_run(weights, "clean", device="cpu", samples=4, track=track)
+    assert not [*mine.iterdir()]
+    assert not weights.with_suffix(".eval.json").exists()
+
+
 def test_a_watcher_may_lack_what_it_does_not_want(config: Config, tmp_path: Path) -> None:
     """As docs/training.md says; an evaluation tells how far its attack is."""
 
@@ -207,7 +286,7 @@ def test_the_pages_own_tracker_is_one(
     config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
-    (block,) = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Printed" in b]
+    (block,) = [b for b in fenced(page, "python") if "Printed" in b]
 
     def called(config: Config, out: Path, track: list[Any]) -> None:
         kind, mine = track

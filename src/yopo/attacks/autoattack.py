@@ -22,6 +22,7 @@ from torch import Tensor
 from yopo.attacks.names import Attack
 from yopo.core.frozen import Frozen, forked_rng
 from yopo.core.threat import L2, Linf, Threat
+from yopo.core.undo import Undo
 
 # images, labels and clean logits of a batch -> adversarial images, which are wrong (B,)
 Phase = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -115,11 +116,9 @@ def _package() -> Any:  # noqa: ANN401
 def float32_by_default() -> Iterator[None]:
     """The package makes tensors of torch's default type and mixes them with float32."""
     before = torch.get_default_dtype()
-    try:
+    with Undo(lambda: torch.set_default_dtype(before)):
         torch.set_default_dtype(torch.float32)
         yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 @contextmanager
@@ -127,8 +126,6 @@ def quiet() -> Iterator[None]:
     """Hold back the package's log; the evaluation has checks of its own."""
     logger = logging.getLogger("auto-attack")
     before = logger.disabled
-    try:
+    with Undo(lambda: setattr(logger, "disabled", before)):
         logger.disabled = True
         yield
-    finally:
-        logger.disabled = before

@@ -10,8 +10,10 @@ from yopo.core.losses import margin
 from yopo.core.parallel import own_passes
 from yopo.core.propagation import NO_WAY_BACK
 from yopo.core.threat import Threat
+from yopo.core.undo import surely
 
 
+@surely
 @own_passes()
 def cw(
     model: nn.Module,
@@ -25,8 +27,9 @@ def cw(
 ) -> Tensor:
     """Attack images x (B, ...) with labels y (B,); return adversarial images.
 
-    Adam with rate `lr` minimises ‖eta‖² + c·max(true logit − largest wrong logit, 0); eta is
-    projected on ball and box after every step. Every iterate and the clean image are candidates.
+    `steps` of Adam with rate `lr` minimise ‖eta‖² + c·max(true logit − largest wrong logit, 0); eta
+    is projected on the threat's ball and the box after every one. model: run in eval mode. Every
+    iterate and the clean image are candidates.
     """
     check_at_least("steps", steps, 1)
     check_positive("lr", lr)

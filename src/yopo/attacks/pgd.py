@@ -14,6 +14,7 @@ from yopo.core.losses import margin
 from yopo.core.parallel import own_passes
 from yopo.core.propagation import propagate
 from yopo.core.threat import Threat
+from yopo.core.undo import surely
 
 LOSSES: dict[str, PerSample] = {
     "cross-entropy": partial(F.cross_entropy, reduction="none"),
@@ -21,6 +22,7 @@ LOSSES: dict[str, PerSample] = {
 }
 
 
+@surely
 @own_passes()
 def pgd(
     model: nn.Module,
@@ -37,8 +39,10 @@ def pgd(
 ) -> Tensor:
     """Attack images x (B, ...) with labels y (B,); return adversarial images.
 
-    step: the threat's own unless given. The clean image and every iterate are candidates, so the
-    result is misclassified if any of them is, and else has the largest loss among them.
+    model: run in eval mode. steps: of ascent on `loss`. step: the threat's own unless given.
+    restarts: runs from other random starts. random_start: False begins at the images. generator: of
+    the starts. The clean image and every iterate are candidates, so the result is misclassified if
+    any of them is, and else has the largest loss among them.
     """
     check_at_least("steps", steps, 1)
     check_at_least("restarts", restarts, 1)

@@ -50,6 +50,8 @@ FIRST = """yopo trains networks that hold under attack. To begin with:
 
 Commands: {}.
 `yopo COMMAND --help` shows what each can do, with examples."""
+# Of a command, with the flag before it.
+ARGUMENTS = re.compile(r" *(?:--\S+ +(?=[^- ]))?(?:\"[^\"]*\"|\S)+")
 Parsed = tuple[ModuleType, argparse.Namespace, list[str]]
 
 
@@ -66,6 +68,13 @@ class Parser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         say(f"{self.prog}: error: {message}", error=True)
         sys.exit(2)
+
+
+class WholeWords(argparse.RawDescriptionHelpFormatter):
+    """Help with whole words: argparse would break them at hyphens."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return list(wrapped(" ".join(text.split()), width))
 
 
 @unread_is_no_fault()
@@ -92,10 +101,7 @@ def parsed() -> Parsed:
     chosen = ModuleType("none")
     for name, text in COMMANDS.items():
         command = commands.add_parser(
-            name,
-            help=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
+            name, help=text, formatter_class=WholeWords, allow_abbrev=False
         )
         if name == typed:
             chosen = import_module(f"yopo.cli.{name}")
@@ -139,7 +145,7 @@ def run(command: ModuleType, args: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _fitted(examples: str) -> str:
-    """With the sentences under the examples as wide as the terminal; commands are as they are."""
+    """As wide as the terminal: sentences, and commands with a \\ where they go on."""
     console = Terminal()
     if not console.is_terminal:
         return examples
@@ -148,8 +154,12 @@ def _fitted(examples: str) -> str:
     for kept, some in groupby(examples.splitlines(), lambda x: x[:1] in ("", " ") or x[-1] == ":"):
         for line in some if kept else wrapped(" ".join(some), width):
             command, gap, about = line.partition("   ")  # what is said of a command
-            apart = gap and len(line) > width
-            lines += [command, *wrapped(f"      {about.strip()}", width)] if apart else [line]
+            if len(line) <= width:
+                lines.append(line)
+                continue
+            *begun, end = wrapped(command, width - 2, words=ARGUMENTS, indent="      ")
+            lines += [*(f"{part} \\" for part in begun), end]
+            lines += wrapped(f"      {about.strip()}", width) if gap else []
     return "\n".join(lines)
 
 

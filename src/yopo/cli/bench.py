@@ -25,7 +25,9 @@ METHODS = "natural,pgd-10,free-8,nfgsm,trades-10,yopo-5-3-before,yopo-5-3,trades
 def options(parser: argparse.ArgumentParser) -> None:
     """The options of `yopo bench`."""
     parser.add_argument("--model", default="preactresnet18", help="or smallcnn, wideresnet")
-    parser.add_argument("--methods", default=METHODS, help=f"by default {METHODS}")
+    parser.add_argument(
+        "--methods", default=METHODS, help=f"by default {METHODS.replace(',', ', ')}"
+    )
     parser.add_argument("--batch", type=int, help="256 by default, 32 on a CPU")
     parser.add_argument("--width", type=int, help="of the network, for a smaller one")
     parser.add_argument("--precision", default="bf16", choices=["bf16", "float32"])

@@ -72,15 +72,19 @@ def say(words: object, *, error: bool = False) -> None:
     Terminal(stderr=error).say(str(words))
 
 
-def wrapped(text: str, width: int) -> Iterator[str]:
-    """Lines of whole words; a word or a command that is wider is left to the terminal."""
+def wrapped(
+    text: str, width: int, *, words: re.Pattern[str] = WHOLE, indent: str = ""
+) -> Iterator[str]:
+    """Lines of whole words; a word or a command that is wider is left to the terminal.
+
+    indent: of the lines that another goes on in.
+    """
     for line in text.split("\n"):
-        indent = "  " if line.startswith("- ") else ""
-        now = ""
-        for piece in WHOLE.findall(line):
+        now, further = "", indent or ("  " if line.startswith("- ") else "")
+        for piece in words.findall(line):
             if now.strip() and cell_len(now + piece) > width:
                 yield now
-                now, piece = indent, piece.lstrip()
+                now, piece = further, piece.lstrip()
             now += piece
         yield now
 

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     )
 
     def watch(name: str) -> AbstractContextManager[Screen]:
-        return watched(name, configs[name].epochs, args.out / name)
+        return watched(name, args.out / name)
 
     how = {"resume": args.resume, "device": args.device, "track": args.track}
     results = compare_runs(configs, args.out, watch=watch, **how)

@@ -1,7 +1,6 @@
 """`yopo eval`."""
 
 import argparse
-import shlex
 import signal
 import sys
 import warnings
@@ -13,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from yopo.cli.common import data_options, fitted, loading, nothing_else, say, trust_options
+from yopo.cli.common import data_options, fitted, loading, nothing_else, rank, say, trust_options
 from yopo.cli.screen import Screen
-from yopo.cli.training import settings_typed, track_option
+from yopo.cli.training import (
+    lost_others_are_named,
+    same_command,
+    settings_typed,
+    track_option,
+)
 from yopo.runs.folder import BEST, CARD, EVALUATION
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ EXAMPLES = f"""examples:
   yopo eval runs/c10 --attacks pgd-50-10,cw-linf --weights last --eps 6/255
   yopo eval runs/compare/* --attacks pgd-40,cw
   yopo eval runs/c10/{BEST} --attacks autoattack --batch 500 --save-examples
+  torchrun --nproc-per-node 8 -m yopo eval runs/c10 --attacks autoattack
   yopo eval --model.name timm:resnet50 --weights FILE --data.name folder --data.root DIR
 attacks: clean, pgd-STEPS[-RESTARTS], cw, cw-linf[-STEPS[-RESTARTS]], autoattack, and its stages
 apgd-ce, apgd-t, fab-t, square. Each runs on the images that are classified correctly.
@@ -101,7 +106,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     for path in runs:  # all checked first
         evaluating.check(path, args.attacks, **whose)
     for path in runs:
-        if len(runs) > 1:
+        if len(runs) > 1 and rank() == 0:
             say(path)
         evaluate(
             path,
@@ -139,7 +144,7 @@ def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401
     """Evaluate a run as `evaluate_run` does, and show it on a screen."""
     from yopo.runs.api import evaluate_run
 
-    screen = Screen()
+    screen = Screen(quiet=rank() > 0)
     # Torch's advice on compiling; float32 is asked for where it is used.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
 
@@ -150,12 +155,12 @@ def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401
             screen.say(f"warning ({warning.code}): {warning.text}")
 
     try:
-        with screen.bars, _sigterm_as_interrupt():
+        with screen.bars, _sigterm_as_interrupt(), lost_others_are_named():
             how |= {"progress": screen.attack, "show": show, "say": screen.say}
-            evaluation = evaluate_run(run, attacks, **how)
+            evaluation = evaluate_run(run, attacks, **how, together=True)
     except KeyboardInterrupt:
-        command = shlex.join(["yopo", *sys.argv[1:]])
-        screen.say(f"stopped; finished batches are kept. To go on: {command}", words=False)
+        said = f"stopped; finished batches are kept. To go on: {same_command()}"
+        screen.say(said, words=False)
         sys.exit(130)
     if (aside := evaluation.aside) is not None:
         screen.say(f"the evaluation before, which this one does not cover, is kept as {aside.name}")

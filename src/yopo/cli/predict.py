@@ -42,6 +42,8 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     wrong = []
     for picture in args.pictures:
         try:
+            if picture.is_dir():
+                raise ValueError(f"{picture} is a folder; name its pictures, as {picture}/*.jpg")
             answer = classify(net, picture, args.top)
         except (ValueError, OSError) as error:
             wrong.append(str(error))

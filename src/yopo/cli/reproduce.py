@@ -84,9 +84,9 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
 
 
 @contextmanager
-def _watched(path: Path, config: Config) -> Iterator[Watcher]:
+def _watched(path: Path, _config: Config) -> Iterator[Watcher]:
     """A screen for the training of one row with one seed."""
-    with steady(), lost_others_are_named(), watched(path.name, config.epochs, path) as screen:
+    with steady(), lost_others_are_named(), watched(path.name, path) as screen:
         yield screen
 
 

@@ -7,8 +7,8 @@ from yopo.cli.common import loading, nothing_else, say
 
 EXAMPLES = """examples:
   yopo eval runs/c10 --attacks clean,autoattack --eps 8/255
-  yopo robustbench runs/c10 --name Doe2026Fast --title "Fast and robust" --authors "Jo Doe" \\
-      --venue arXiv --link https://arxiv.org/abs/...
+  yopo robustbench runs/c10 --name Doe2026Fast --title "Fast and robust" --authors "Jo Doe" \
+--venue arXiv --link https://arxiv.org/abs/...
 Writes into RUN/robustbench what RobustBench's leaderboard asks for: the claim as JSON, the network
 in its own classes, the weights, and the text of an issue. Nothing is sent."""
 

@@ -60,13 +60,13 @@ class Bars(progress.Progress):
 class Screen:
     """Bars on a terminal, plain lines elsewhere; silent in all processes but the first.
 
-    It watches a training (`step`, `epoch`, `attack`) or an evaluation (`attack` alone, a bar for
-    each).
+    It watches a training (`begin`, `step`, `epoch`, `attack`) or an evaluation (`attack` alone, a
+    bar for each).
     """
 
-    def __init__(self, title: str = "", epochs: int = 0, *, quiet: bool = False) -> None:
+    def __init__(self, title: str = "", *, quiet: bool = False) -> None:
         self.console = Terminal(quiet=quiet)
-        self.title, self.epochs = title, epochs
+        self.title, self.epochs = title, 0
         self.bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -80,6 +80,10 @@ class Screen:
         self._tasks: dict[str, TaskID] = {}
         self._attack = ""  # the last that was heard of
         self._said = time.monotonic()
+
+    def begin(self, epochs: int) -> None:
+        """It is a training, of so many epochs."""
+        self.epochs = epochs
 
     def say(self, text: str, *, words: bool = True) -> None:
         """Print a line; one whose `words` are to be copied has its breaks from the terminal."""

@@ -28,6 +28,7 @@ from yopo.runs.overlay import Tree
 if TYPE_CHECKING:
     from yopo.runs.settings import Config
 
+WIDEST = 28  # letters of a value in the list of settings
 EXAMPLES = """examples:
   yopo train demo --out runs/first
   yopo train cifar10-yopo-5-3 --out runs/c10 --epochs 20 --method.n 5 --threat.eps 6/255
@@ -36,7 +37,7 @@ EXAMPLES = """examples:
   yopo train demo --model.name my_module:build_model --out runs/mine
   yopo train demo --out runs/first --resume
   torchrun --nproc-per-node 2 -m yopo train cifar10-fast --out runs/two
-`yopo train --settings` lists every setting."""
+`yopo train --settings` lists every setting, `yopo train RECIPE --settings` as RECIPE has it."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -44,16 +45,28 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", help="name of a recipe, or a YAML file")
     run_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the settings and the cost")
-    parser.add_argument("--settings", action="store_true", help="list every setting and leave")
+    parser.add_argument(
+        "--settings",
+        action="store_true",
+        help="list every setting, of a recipe as it has them, and leave",
+    )
 
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Train one network, or show what would be trained."""
     if args.settings:
         with loading():
+            from yopo.runs.api import configure
             from yopo.runs.settings import fields
 
-        show_settings(fields())
+        rows, said = list(fields()), ""
+        if args.recipe is not None:
+            given = read_settings(args.config) if args.config else {}
+            config = configure(args.recipe, given, settings_typed(rest))
+            rows = [_of_recipe(row, config.tree()) for row in rows]
+            said = f"\n*: the value of {args.recipe}, which is not the default"
+        show_settings(rows)
+        Terminal().say(said)
         return
     if args.recipe is None:
         raise ValueError("expected a recipe: yopo train RECIPE; `yopo recipes` lists them")
@@ -83,7 +96,7 @@ def train(args: argparse.Namespace, typed: Tree, written: Tree) -> None:
         raise ValueError("expected a folder for the run: --out DIR")
     name = config.method.name
     how = {"resume": args.resume, "device": args.device, "track": args.track}
-    with watched(name, config.epochs, args.out) as screen:
+    with watched(name, args.out) as screen:
         result = train_run(config, args.out, watch=screen, **how)
     if result:  # in the first process
         console = Terminal()
@@ -107,6 +120,24 @@ def show_settings(rows: Iterable[tuple[str, str, str]]) -> None:
             about = re.sub(r"^\([a-z0-9-]+\) ?", "", text) if group else text
             table.add_row(f"  --{name}", _written(default), about)
         console.print(table)
+
+
+def _of_recipe(row: tuple[str, str, str], tree: Tree) -> tuple[str, str, str]:
+    """With the value that it has there, marked if that is not the default."""
+    name, default, text = row
+    section, _, kind = _group(row).partition(" ")
+    if kind and tree[section]["name"] != kind:
+        return row
+    value = tree[section][name.partition(".")[2]] if section else tree[name]
+    if value and isinstance(value, dict):
+        value = ",".join(f"{key}={inner}" for key, inner in value.items())
+    if value and isinstance(value, list):
+        value = ",".join(map(str, value))
+    shown = "" if value is None else str(value)
+    if shown == default:
+        return row
+    shown = _written(shown) or "none"
+    return name, f"{shown if len(shown) <= WIDEST else f'{shown[:WIDEST]}…'} *", text
 
 
 def _group(row: tuple[str, str, str]) -> str:

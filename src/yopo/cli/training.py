@@ -20,6 +20,16 @@ from yopo.runs.overlay import Tree, nested, overlay
 from yopo.runs.progress import StopRequested
 
 SWITCHES = ("resume", "dry-run", "settings")  # options without a value
+# Settings that may be without one: of a method's own that is not known before torch is loaded.
+YES_OR_NO = (
+    "data.skip_broken",
+    "data.flip",
+    "data.resident",
+    "model.normalize",
+    "model.channels_last",
+    "optimizer.nesterov",
+    "sync_batchnorm",
+)
 
 
 def run_options(parser: argparse.ArgumentParser) -> None:
@@ -54,26 +64,31 @@ def _folder(text: str) -> Path:
 
 
 def settings_typed(rest: list[str]) -> Tree:
-    """--a.b value and --a.b=value as {"a": {"b": "value"}}."""
+    """--a.b value and --a.b=value as {"a": {"b": "value"}}; --a.c alone is true."""
     typed: dict[str, str] = {}
-    tokens = iter(rest)
-    for token in tokens:
+    waiting = list(rest)
+    while waiting:
+        token = waiting.pop(0)
         if not token.startswith("--"):
             raise ValueError(
                 f"did not expect {token!r}; settings are written --section.setting value"
             )
         name, equals, value = token.removeprefix("--").partition("=")
         if not equals:
-            value = next(tokens, "--")
-            if value.startswith("--"):
-                near = difflib.get_close_matches(name, SWITCHES, n=1)
-                only = name in SWITCHES  # else the parser would have taken it
-                hint = f"; did you mean --{near[0]}?" if near else ""
-                raise ValueError(
-                    f"--{name} is for `yopo train`" if only else f"--{name} needs a value{hint}"
-                )
+            value = waiting.pop(0) if waiting and not waiting[0].startswith("--") else _alone(name)
         typed[name] = value
     return nested(typed)
+
+
+def _alone(name: str) -> str:
+    """What a setting without a value means: true, if it is one of yes or no."""
+    near = difflib.get_close_matches(name, SWITCHES, n=1)
+    if name in SWITCHES:  # else the parser would have taken it
+        raise ValueError(f"--{name} is for `yopo train`")
+    if name not in YES_OR_NO:
+        hint = f"; did you mean --{near[0]}?" if near else ""
+        raise ValueError(f"--{name} needs a value{hint}")
+    return "true"
 
 
 def first_line(what: str, tree: Tree, out: Path, *, methods: str | None = None) -> None:
@@ -91,8 +106,6 @@ def first_line(what: str, tree: Tree, out: Path, *, methods: str | None = None) 
     words = [methods or _method(method, said)]
     words += [f"{norm} eps {fraction(eps) if isinstance(eps, float) else eps}"] if eps else []
     words += [str(part["name"]) for part in (data, model) if "name" in part]
-    if (many := tree.get("epochs")) is not None:
-        words.append(f"{many} epoch{'s' * (str(many) != '1')}")
     Terminal().say(f"{what}: {', '.join(filter(None, words))}; into {out}")
 
 
@@ -111,9 +124,9 @@ def as_written(recipe: str, config: Path | None, typed: Tree) -> Tree:
 
 
 @contextmanager
-def watched(title: str, epochs: int, out: Path) -> Iterator[Screen]:
+def watched(title: str, out: Path) -> Iterator[Screen]:
     """A screen for one training; where that is stopped, say how to go on, and leave."""
-    screen = Screen(title, epochs, quiet=rank() > 0)
+    screen = Screen(title, quiet=rank() > 0)
     try:
         with screen.bars:
             yield screen
@@ -139,21 +152,24 @@ def lost_others_are_named() -> Iterator[None]:
     except RuntimeError as error:
         import torch.distributed as dist
 
-        inside = Path(dist.__file__).parent
+        inside, first = Path(dist.__file__).parent, str(error).partition("\n")[0]
         frames = traceback.extract_tb(error.__traceback__)
-        if not any(Path(frame.filename).is_relative_to(inside) for frame in frames):
+        # What DistributedDataParallel meets it meets in a backward pass, outside of that folder.
+        of_torch = type(error).__module__ == "torch.distributed"
+        lost = of_torch or ("gloo" in first and first[0] == "[")
+        if not lost and not any(Path(f.filename).is_relative_to(inside) for f in frames):
             raise
         raise RuntimeError(
             f"process {rank()} cannot reach another one, which may have been killed "
-            f"({str(error).partition(chr(10))[0]}). What was saved is kept; to go on, with as many "
+            f"({first}). What was saved is kept; to go on, with as many "
             f"processes as you like: `{same_command()}`"
         ) from None
 
 
 def same_command() -> str:
-    """What was typed, to go on with; `yopo reproduce` goes on by itself."""
+    """What was typed, to go on with; `yopo reproduce` and `yopo eval` go on by themselves."""
     words = sys.argv[1:]
-    if words[:1] != ["reproduce"] and "--resume" not in words:
+    if words[:1] not in (["reproduce"], ["eval"]) and "--resume" not in words:
         words = [*words, "--resume"]
     command = shlex.join(["yopo", *words])
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1

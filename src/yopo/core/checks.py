@@ -1,5 +1,6 @@
 """Refuse bad input with a sentence that names the fix, before anything is changed."""
 
+import sys
 from numbers import Integral, Real
 
 import torch
@@ -18,10 +19,30 @@ def check_module(model: nn.Module) -> None:
 def check_trainable(model: nn.Module) -> None:
     """The model has something to train."""
     check_module(model)
+    check_unflattened(model)
     if next(model.parameters(), None) is None:
         raise ValueError("the model has no parameters, so there is nothing to train")
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("no parameter requires gradients; call model.requires_grad_() first")
+
+
+def check_unflattened(model: nn.Module) -> None:
+    """No FullyShardedDataParallel, the first kind of FSDP, is in the model or around it."""
+    there = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
+    if there is None:
+        return
+    first_kind = any(isinstance(m, there.FullyShardedDataParallel) for m in model.modules())
+    # One around the model leaves parts or views of its own in the parameters' places, or nothing.
+    if not first_kind and any(hasattr(m, "_is_fsdp_managed_module") for m in model.modules()):
+        slots = [p for m in model.modules() for p in m._parameters.values() if p is not None]
+        whole = (isinstance(p, nn.Parameter) and not hasattr(p, "_fsdp_flattened") for p in slots)
+        first_kind = not slots or not all(whole)
+    if first_kind:
+        raise ValueError(
+            "FullyShardedDataParallel (FSDP1) joins the parameters into flat ones, and a method's "
+            "own passes do not run there; use torch.distributed.fsdp.fully_shard on each block and "
+            "on the network instead"
+        )
 
 
 def check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:

@@ -6,13 +6,13 @@ All of them come to each of these calls, in the same order.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
-from yopo.core.parallel import in_group
+from yopo.core.parallel import in_group, is_shard
 
 T = TypeVar("T")
 
@@ -161,3 +161,51 @@ class Crew:
 
 
 ALONE = Crew()
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """Processes that make each pass together, for each holds a part of the weights.
+
+    They are tensor parallelism's; FSDP2's are none while weights are whole (`parallel.gathered`).
+    Across several dimensions of one mesh there is a group for each.
+    """
+
+    groups: "tuple[dist.ProcessGroup, ...]" = ()
+    device: str = "cpu"
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Team":
+        """Those that make this model's passes with this process."""
+        parts: list[Any] = [p for p in model.parameters() if is_shard(p)] if in_group() else []
+        split = {
+            (p.device_mesh, dim)
+            for p in parts
+            for dim, placement in enumerate(p.placements)
+            if not placement.is_replicate() and p.device_mesh.size(dim) > 1
+        }
+        if not split:
+            return cls()
+        groups = tuple(mesh.get_group(dim) for mesh, dim in sorted(split, key=repr))
+        return cls(groups, parts[0].device_mesh.device_type)
+
+    def refuse_dealing(self) -> None:
+        """Batches cannot be dealt out among them."""
+        if self.groups:
+            raise ValueError(
+                "together=True gives each process batches of its own, but these hold parts of one "
+                "network (tensor parallelism) and make each pass together; leave it out, and give "
+                "all of them the same images"
+            )
+
+    def check_same(self, digest: str) -> None:
+        """Refuse work that is not the same in all of them."""
+        numbers = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.int32, device=self.device)
+        least = torch.stack([numbers, -numbers])
+        for group in self.groups:
+            dist.all_reduce(least, dist.ReduceOp.MIN, group)
+        if not torch.equal(least[0], -least[1]):
+            raise ValueError(
+                "processes that hold parts of one network (tensor parallelism) make each pass "
+                "together, but have other images, labels or settings; give all of them the same"
+            )

@@ -16,6 +16,7 @@ from torch.optim import LBFGS, Optimizer
 
 from yopo.core.digest import values_digest
 from yopo.core.parallel import in_group, is_several, is_shard, is_spread, parallel, surrounding
+from yopo.core.undo import Undo
 
 WORDS = 500  # bytes of what a process says that it could not do
 _exchanging: WeakSet[Optimizer] = WeakSet()  # before each step
@@ -28,9 +29,9 @@ def exchange_gradients(optimizer: Optimizer) -> Callable[[], None]:
     """From now on every optimizer.step() first averages the gradients over all processes.
 
     For loops where neither DistributedDataParallel nor sharding does: call it once in every
-    process, with equal weights in all. All gradients travel in one message. m propagations, attack
-    passes and Free's inner steps need no care: what is exchanged is what the step will use. With
-    one process it does nothing.
+    process, with equal weights in all. All gradients travel in one message; where some parameters
+    are frozen, a small one goes ahead. m propagations, attack passes and Free's inner steps need no
+    care: what is exchanged is what the step will use. With one process it does nothing.
 
     Returns a function that exchanges at once, in all processes, for what looks at gradients before
     the step: clipping, or a GradScaler, which may skip it.
@@ -58,11 +59,9 @@ def exchanges(optimizer: Optimizer) -> bool:
 @contextmanager
 def withheld(optimizer: Optimizer) -> Iterator[None]:
     """Its steps do all that they do but send: in the block no process waits for another."""
-    _withheld.add(optimizer)
-    try:
+    with Undo(lambda: _withheld.discard(optimizer)):
+        _withheld.add(optimizer)
         yield
-    finally:
-        _withheld.discard(optimizer)
 
 
 def agreed(wrong: str) -> str:
@@ -114,7 +113,7 @@ def watch(model: nn.Module, *, handed: bool = False) -> None:
             f"{which} over them, so each trains a network of its own; call "
             f"yopo.exchange_gradients(optimizer) once before the loop{also}, or give the method the"
             " model inside DistributedDataParallel. If your loop averages them itself, all is well",
-            stacklevel=3,
+            stacklevel=4,  # past `surely`
         )
 
 
@@ -165,9 +164,7 @@ def _exchange(optimizer: Optimizer) -> None:
                 "load the same weights everywhere"
             )
         _compared.add(optimizer)
-    # A frozen parameter may have a gradient from before, and the step would use it.
-    chosen = [p for p in _parameters(optimizer) if p.requires_grad or p.grad is not None]
-    if not chosen:
+    if not (chosen := _with_gradients(_parameters(optimizer), sends)):
         return
     here = [p.grad is not None for p in chosen]
     kind = reduce(torch.promote_types, (p.dtype for p in chosen))
@@ -184,6 +181,22 @@ def _exchange(optimizer: Optimizer) -> None:
     if not all(here):  # else there is no need to wait for the device
         for p, grad, some in zip(chosen, grads, (anywhere != 0).tolist(), strict=True):
             p.grad = grad if some else None
+
+
+def _with_gradients(parameters: list[Tensor], asks: bool) -> list[Tensor]:
+    """Those that may have a gradient: the same in all processes, if they ask.
+
+    A frozen one may have some from before it was frozen, in one process alone, and the step would
+    use it; so where some are frozen a message goes ahead that says which.
+    """
+    frozen = [p for p in parameters if not p.requires_grad]
+    if not frozen or not asks:
+        return [p for p in parameters if p.requires_grad or p.grad is not None]
+    have = torch.tensor([p.grad is not None for p in frozen], dtype=torch.float32)
+    have = have.to(frozen[0].device)
+    dist.all_reduce(have)
+    used = {id(p) for p, many in zip(frozen, have.tolist(), strict=True) if many}
+    return [p for p in parameters if p.requires_grad or id(p) in used]
 
 
 def _left_alone(model: nn.Module, trained: list[nn.Parameter]) -> int:

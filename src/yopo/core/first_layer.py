@@ -35,6 +35,7 @@ from yopo.core.propagation import (
     no_logits,
     propagate,
 )
+from yopo.core.undo import Undo, forward_replaced, hooked, surely
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,14 @@ class Cut:
     """Where f0 ends, and what kind of function it is."""
 
     name: str  # "": at the input itself
-    module: nn.Module
+    module: nn.Module  # of that name
     affine: bool  # the gradient of p·f0(x + eta) is the same for every eta
     random: bool  # f0 draws random numbers (dropout)
     compiled_parts: bool = False  # the network has some, which must run eagerly to be watched
 
 
 class Split:
-    """The network as g ∘ f0, f0 being all up to and including the module `first_layer`.
+    """The network `model` as g ∘ f0, f0 being all up to and including the module `first_layer`.
 
     Without a name, f0 ends at the first module with parameters (if there is none, at the first)
     that the whole input passes through, in the order in which modules finish; where there is no
@@ -73,13 +74,12 @@ class Split:
 
         All batches in the block are like x.
         """
-        cut = self.cut(x)
-        self._now = cut, Frozen(self.model if cut.affine else self._original)
-        try:
+        cut, before = self.cut(x), self._now
+        with Undo(lambda: setattr(self, "_now", before)):
+            self._now = cut, Frozen(self.model if cut.affine else self._original)
             yield
-        finally:
-            self._now = None
 
+    @surely
     def cut(self, x: Tensor) -> Cut:
         """Study the network on inputs like x (B, ...), once for each shape and mode."""
         if self._now is not None:
@@ -95,6 +95,7 @@ class Split:
                 self._cuts[key] = replace(self._study(x), compiled_parts=compiled)
         return self._cuts[key]
 
+    @surely
     def propagate(self, x: Tensor, objective: Objective, *, weights: float | None) -> Propagation:
         """One full propagation that also leaves what the inner loop on f0 needs."""
         if self._now is None:
@@ -144,6 +145,7 @@ class Split:
         return Cut(call.name, call.module, affine, random)
 
 
+@surely
 def cut_names(model: nn.Module, x: Tensor) -> list[str]:
     """Every place where the network can be cut on inputs like x (B, ...), from the default on."""
     model, x = uncompiled(model), x.detach().clone().requires_grad_()
@@ -193,8 +195,8 @@ class _F0:
             raise Stopped(output)
 
         rng = forked_rng(x, self.rng) if self.rng else nullcontext()
-        ending = _ending_properly(model, self.module)
-        with rng, self.module.register_forward_hook(stop), ending, eager(self.eager):
+        ending = _ending_properly(self.frozen.modules, self.module)
+        with rng, hooked(self.module, stop), ending, eager(self.eager):
             try:
                 model(x.clone())  # a copy: see propagate
             except Stopped as reached:
@@ -203,14 +205,14 @@ class _F0:
 
 
 @contextmanager
-def _ending_properly(model: nn.Module, module: nn.Module) -> Iterator[None]:
+def _ending_properly(modules: list[nn.Module], module: nn.Module) -> Iterator[None]:
     """Let what FSDP2 does after a forward pass be done around `module`, too, when it is left.
 
     Each module around it that FSDP2 gathers returns the value, as if it were its own; once torch
     has seen to its weights, the value goes further out.
     """
     with ExitStack() as stack:
-        for around in fsdp(model.modules()):
+        for around in fsdp(modules):
             if around is not module and any(m is module for m in around.modules()):
                 stack.enter_context(_passing_on(around))
         yield
@@ -218,8 +220,7 @@ def _ending_properly(model: nn.Module, module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _passing_on(around: nn.Module) -> Iterator[None]:
-    forward, own_forward = around.forward, around.__dict__.get("forward")
-    stopped = False
+    forward, stopped = around.forward, False
 
     def caught(*args: object, **kwargs: object) -> object:
         nonlocal stopped
@@ -234,15 +235,8 @@ def _passing_on(around: nn.Module) -> Iterator[None]:
         if stopped:
             raise Stopped(output)
 
-    around.__dict__["forward"] = caught
-    try:
-        with around.register_forward_hook(further):
-            yield
-    finally:
-        if own_forward is None:
-            del around.__dict__["forward"]
-        else:
-            around.__dict__["forward"] = own_forward
+    with forward_replaced(around, caught), hooked(around, further):
+        yield
 
 
 @contextmanager
@@ -257,7 +251,7 @@ def _watch_costate(module: nn.Module) -> Iterator[list[Tensor]]:
         output.register_hook(costates.append)
         return output
 
-    with module.register_forward_hook(watch):
+    with hooked(module, watch):
         yield costates
 
 
@@ -297,7 +291,7 @@ def _record(model: nn.Module, x: Tensor) -> tuple[list[_Call], IsCut]:
     with ExitStack() as hooks:
         for name, module in named(model):
             if name:  # the whole network is no first layer
-                hooks.enter_context(module.register_forward_hook(partial(note, name)))
+                hooks.enter_context(hooked(module, partial(note, name)))
         # The clone gives the input a node of its own, so that an identity layer has one too.
         logits = Frozen(model)(x.clone())
     if not isinstance(logits, Tensor):

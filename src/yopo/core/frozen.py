@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from yopo.core.parallel import Exchanges, Gradients, fsdp, is_spread, parallel
+from yopo.core.undo import Undo, surely
 
 Forward = Callable[[Tensor], Tensor]
 RngState = tuple[Tensor, Tensor | None]  # CPU, CUDA
@@ -42,12 +43,12 @@ class Frozen:
         self._model = model
         spread = is_spread(model)
         self._parameters = [] if spread else list(model.parameters())
-        self._modules = list(model.modules())
-        self._exchanges = Exchanges(self._modules)
+        self.modules = list(model.modules())
+        self._exchanges = Exchanges(self.modules)
         self._compiled = has_compiled_parts(model) and not spread
-        moved = _moved(self._modules)
-        self._moves = [any(id(b) in moved for b in m._buffers.values()) for m in self._modules]
-        self._copies = _copies(self._modules)
+        moved = _moved(self.modules)
+        self._moves = [any(id(b) in moved for b in m._buffers.values()) for m in self.modules]
+        self._copies = _copies(self.modules)
 
     def anew(self) -> "Frozen":
         """The same model with its buffers as they are now.
@@ -56,7 +57,7 @@ class Frozen:
         BatchNorm's statistics no pass reads what another has moved, so those copies stay.
         """
         again = copy.copy(self)
-        again._copies = _copies(self._modules, self._copies, self._moves)
+        again._copies = _copies(self.modules, self._copies, self._moves)
         return again
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -64,6 +65,7 @@ class Frozen:
         out: Tensor = self.run(lambda model: model(x))
         return out
 
+    @surely
     def run(self, work: Callable[[nn.Module], T], *, afresh: bool = False) -> T:
         """Do `work`, forward and backward: checkpointed layers run again on the way back.
 
@@ -74,13 +76,11 @@ class Frozen:
             memo: dict[int, Tensor] = {}
             pairs = zip(copies, self._moves, strict=True)
             copies = [_cloned(c, memo) if moves else c for c, moves in pairs]
-        views = _views(self._modules) if self._compiled else nullcontext()
+        views = _views(self.modules) if self._compiled else nullcontext()
         frozen, alone = _no_gradients(self._parameters), self._exchanges.off()
-        with uncached(), alone, frozen, views, _exchanged(self._modules, copies):
-            try:
-                return work(self._model)
-            finally:
-                self._exchanges.free()
+        free = Undo(self._exchanges.free)
+        with uncached(), alone, frozen, views, _exchanged(self.modules, copies), free:
+            return work(self._model)
 
 
 def _copies(
@@ -111,22 +111,23 @@ def _exchanged(modules: list[nn.Module], copies: list[Buffers]) -> Iterator[None
     def put_back() -> None:
         for module, mine in zip(modules, own, strict=True):
             if module._buffers or mine:
-                _fill(module._buffers, mine)
+                fill(module._buffers, mine)
 
-    try:
+    with Undo(put_back):
         for module, theirs in zip(modules, copies, strict=True):
             if theirs:
-                _fill(module._buffers, theirs)
+                fill(module._buffers, theirs)
         yield
         for i, module in enumerate(modules):
             if module._buffers:
                 copies[i] = dict(module._buffers.items())
-    finally:
-        _surely(put_back)
 
 
-def _fill(buffers: Buffers, values: Buffers) -> None:
-    """As many steps as there are names: TorchScript has a mapping of its own here."""
+def fill(buffers: Buffers, values: Buffers) -> None:
+    """Let a module have these buffers and no others.
+
+    As many steps as there are names: TorchScript has a mapping of its own here.
+    """
     for name, value in values.items():
         buffers[name] = value
     if len(buffers) > len(values):  # registered during the pass
@@ -143,12 +144,10 @@ def _no_gradients(parameters: list[nn.Parameter]) -> Iterator[None]:
         for p in asking:
             p.requires_grad_()
 
-    try:
+    with Undo(put_back):
         for p in asking:
             p.requires_grad_(False)
         yield
-    finally:
-        _surely(put_back)
 
 
 @contextmanager
@@ -161,22 +160,11 @@ def _views(modules: list[nn.Module]) -> Iterator[None]:
         for module, mine in own:
             module._parameters.update(mine)
 
-    try:
+    with Undo(put_back):
         for module, mine in own:
             slots: dict[str, Any] = module._parameters
             slots.update({name: memo[id(p)] for name, p in mine.items() if p is not None})
         yield
-    finally:
-        _surely(put_back)
-
-
-def _surely(put_back: Callable[[], None]) -> None:
-    """Once more if an interrupt came in between."""
-    try:
-        put_back()
-    except BaseException:
-        put_back()
-        raise
 
 
 def moving(model: nn.Module) -> dict[str, Tensor]:
@@ -198,6 +186,7 @@ def _is_batchnorm(module: nn.Module) -> bool:
     return isinstance(module, _NormBase) and type(module).__module__.startswith("torch.nn.")
 
 
+@surely
 def untouched(
     model: nn.Module, work: Callable[[], T], buffers: Mapping[str, Tensor] | None = None
 ) -> T:
@@ -215,11 +204,9 @@ def untouched(
 def uncached() -> Iterator[None]:
     """Switch `parametrize.cached()` off in the block: passes here must not share their weights."""
     enabled = parametrize._cache_enabled
-    parametrize._cache_enabled = 0
-    try:
+    with Undo(lambda: setattr(parametrize, "_cache_enabled", enabled)):
+        parametrize._cache_enabled = 0
         yield
-    finally:
-        parametrize._cache_enabled = enabled
 
 
 def made_of(model: nn.Module) -> tuple[nn.Module, ...]:
@@ -231,11 +218,8 @@ def made_of(model: nn.Module) -> tuple[nn.Module, ...]:
 def eval_mode(model: nn.Module, enabled: bool = True) -> Iterator[None]:
     """Put every module into eval mode for the block, then give each its own flag back."""
     before = [(m, m.training) for m in model.modules()] if enabled else []
-    try:
-        for module, _ in before:
-            module.training = False
-        yield
-    finally:
+
+    def put_back() -> None:
         try:
             for module, training in before:
                 if training and _drops_things(module):
@@ -243,6 +227,11 @@ def eval_mode(model: nn.Module, enabled: bool = True) -> Iterator[None]:
         finally:
             for module, training in before:
                 module.training = training
+
+    with Undo(put_back):
+        for module, _ in before:
+            module.training = False
+        yield
 
 
 def _drops_things(module: nn.Module) -> bool:
@@ -256,37 +245,44 @@ def all_or_nothing(model: nn.Module) -> Iterator[None]:
     """Add the gradients found in the block to .grad if it succeeds; leave .grad alone if not."""
     if parallel(model) or fsdp(model.modules()):
         # What was left there without an exchange is exchanged with what is found, so it stays.
-        kept = Gradients(model)
-        try:
+        with Gradients(model).kept_unless_done():
             yield
-        except BaseException:
-            kept.put_back()
-            raise
         return
     parameters = [p for p in model.parameters() if p.requires_grad]
     before = [p.grad for p in parameters]
-    for p in parameters:
-        p.grad = None
-    try:
-        yield
-    except BaseException:
+    succeeded = False
+
+    def settle() -> None:
         for p, grad in zip(parameters, before, strict=True):
-            p.grad = grad
-        raise
-    for p, grad in zip(parameters, before, strict=True):
-        if grad is not None:
-            p.grad = grad if p.grad is None else grad.add_(p.grad)
+            more = p.grad
+            if not succeeded:
+                p.grad = grad
+            elif grad is not None and more is not grad:  # else done already
+                p.grad = grad
+                if more is not None:
+                    grad.add_(more)  # no interrupt comes between these two lines
+
+    with Undo(settle):
+        for p in parameters:
+            p.grad = None
+        yield
+        succeeded = True
 
 
 @contextmanager
 def forked_rng(x: Tensor, state: RngState | None = None) -> Iterator[None]:
     """Random numbers drawn in the block (from `state` if given) leave the global stream alone."""
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+    before = rng_state(x)
+    with Undo(lambda: _draw_from(before, x)):
         if state is not None:
-            torch.set_rng_state(state[0])
-            if state[1] is not None:
-                torch.cuda.set_rng_state(state[1], x.device)
+            _draw_from(state, x)
         yield
+
+
+def _draw_from(state: RngState, x: Tensor) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], x.device)
 
 
 def rng_state(x: Tensor) -> RngState:

@@ -1,7 +1,7 @@
 """A loss that hands out gradients found before it was made, to whoever calls its backward()."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-from yopo.core.parallel import Gradients, fsdp, surrounding
+from yopo.core.parallel import Gradients, fsdp, part, surrounding
+from yopo.core.undo import Undo, forward_replaced
 
 
 @dataclass(slots=True)
@@ -45,32 +46,29 @@ def put_aside(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Aside]
             "DistributedDataParallel with static_graph=True counts the gradients of the method's "
             "own passes, and would then exchange too little; leave static_graph out"
         )
-    kept = Gradients(model) if fsdp(modules) else None
+    kept = Gradients(model).kept_unless_done() if fsdp(modules) else nullcontext()
     asking = [p for p in parameters if p.requires_grad and p.is_leaf]
     before = [p.grad for p in asking]
     own = [(hooks, dict(hooks)) for p in asking for hooks in _hooks(p) if hooks]
-    with ExitStack() as round_them:
+
+    def put_back() -> None:
+        for p, grad in zip(asking, before, strict=True):
+            p.grad = grad
+        for hooks, theirs in own:
+            hooks.update(theirs)
+
+    with ExitStack() as round_them, Undo(put_back), kept:
         for each in aside.wrappers:
             round_them.enter_context(_gone_round(each))
-        try:
-            for hooks, _ in own:
-                hooks.clear()
-            for p in asking:
-                p.grad = None
-            yield aside
-            for p in asking:
-                if p.grad is not None:
-                    aside.parameters.append(p)
-                    aside.grads.append(p.grad)
-        except BaseException:
-            if kept:
-                kept.put_back()
-            raise
-        finally:
-            for p, grad in zip(asking, before, strict=True):
-                p.grad = grad
-            for hooks, theirs in own:
-                hooks.update(theirs)
+        for hooks, _ in own:
+            hooks.clear()
+        for p in asking:
+            p.grad = None
+        yield aside
+        for p in asking:
+            if p.grad is not None:
+                aside.parameters.append(p)
+                aside.grads.append(p.grad)
 
 
 def _hooks(p: Tensor) -> tuple[dict[int, Any] | None, ...]:
@@ -98,37 +96,35 @@ class _Handed(torch.autograd.Function):
             raise RuntimeError(
                 "this loss has handed out its gradients and kept none; call the method again"
             )
-        if scale.is_cpu:  # where reading it waits for nothing
-            if (factor := scale.item()) != 1:
-                torch._foreach_mul_(grads, factor)  # in place: they are nobody else's
-        else:
-            for g in grads:
-                g.mul_(scale.to(g.device))
+        multiply(grads, scale)
         return None, None, *grads
+
+
+def multiply(grads: list[Tensor], scale: Tensor) -> None:
+    """Multiply all by scale () in place: they are nobody else's."""
+    if scale.is_cpu and scale.item() == 1:  # elsewhere reading it would wait for the device
+        return
+    there: dict[torch.device, list[Tensor]] = {}
+    for g in map(part, grads):  # spread ones and whole ones do not go together
+        there.setdefault(g.device, []).append(g)
+    for device, those in there.items():
+        torch._foreach_mul_(those, part(scale).to(device))
 
 
 @contextmanager
 def _gone_round(wrapper: DistributedDataParallel) -> Iterator[None]:
     """Passes in the block run in the module that it wraps, so that it counts no step for them."""
-    own = vars(wrapper).get("forward")
-    setattr(wrapper, "forward", lambda *args, **kwargs: wrapper.module(*args, **kwargs))  # noqa: B010
-    try:
+    with forward_replaced(wrapper, lambda *args, **kwargs: wrapper.module(*args, **kwargs)):
         yield
-    finally:
-        delattr(wrapper, "forward")
-        if own is not None:
-            setattr(wrapper, "forward", own)  # noqa: B010
 
 
 def _announced(wrapper: DistributedDataParallel, loss: Tensor) -> Tensor:
     """Pass the loss through its forward: it exchanges in the backward pass that follows, once."""
     inner = wrapper.module
-    wrapper.module = _PassesOn(inner)
-    try:
+    with Undo(lambda: setattr(wrapper, "module", inner)):
+        wrapper.module = _PassesOn(inner)
         out: Tensor = wrapper.forward(loss)
-    finally:
-        wrapper.module = inner
-    return out
+        return out
 
 
 class _PassesOn(nn.Module):

@@ -7,7 +7,7 @@ that Lightning Fabric wrapped know its own backward passes; ours are let through
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from yopo.core.undo import Undo
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -73,13 +76,15 @@ def own_passes() -> Iterator[None]:
     """
     there = [sys.modules[name] for name in FABRIC if name in sys.modules]
     before = [getattr(module, IN_BACKWARD, False) for module in there]
-    try:
+
+    def put_back() -> None:
+        for module, flag in zip(there, before, strict=True):
+            setattr(module, IN_BACKWARD, flag)
+
+    with Undo(put_back):
         for module in there:
             setattr(module, IN_BACKWARD, True)
         yield
-    finally:
-        for module, flag in zip(there, before, strict=True):
-            setattr(module, IN_BACKWARD, flag)
 
 
 @contextmanager
@@ -101,7 +106,10 @@ def training_step(method: str) -> Iterator[None]:
 
 @contextmanager
 def unexchanged(model: nn.Module, enabled: bool = True) -> Iterator[None]:
-    """Passes in the block exchange no gradients; the first weight pass after it does, for all."""
+    """Passes of `model` in the block exchange no gradients; the first weight pass after it does.
+
+    enabled: False leaves all as it is.
+    """
     with Exchanges(model.modules()).off(enabled):
         yield
 
@@ -118,18 +126,22 @@ class Exchanges:
     def off(self, enabled: bool = True) -> Iterator[None]:
         """No pass in the block exchanges gradients."""
         before = [(group, group.reduce_grads, group.all_reduce_grads) for group in self._groups]
-        with ExitStack() as stack:
+        synced = [(m, m.require_backward_grad_sync) for m in self._wrapped]
+
+        def put_back() -> None:
+            for m, flag in synced:
+                m.require_backward_grad_sync = flag
+            for group, reduce, all_reduce in before:
+                group.reduce_grads, group.all_reduce_grads = reduce, all_reduce
+
+        with Undo(put_back):
             for m in self._wrapped if enabled else ():
                 # A static graph is learnt in the first pass, which has to exchange.
                 if not m.static_graph or m._static_graph_delay_allreduce_enqueued:
-                    stack.enter_context(m.no_sync())
-            try:
-                for group in self._groups if enabled else ():
-                    group.reduce_grads = group.all_reduce_grads = False
-                yield
-            finally:
-                for group, reduce, all_reduce in before:
-                    group.reduce_grads, group.all_reduce_grads = reduce, all_reduce
+                    m.require_backward_grad_sync = False  # as in its no_sync()
+            for group in self._groups if enabled else ():
+                group.reduce_grads = group.all_reduce_grads = False
+            yield
 
     def free(self) -> None:
         """Free whole weights that a pass left, as FSDP2's root keeps its own after a forward."""
@@ -168,18 +180,22 @@ def gathered(model: nn.Module) -> Iterator[None]:
             for group in mine:
                 group.reshard()
 
-    stepped = register_optimizer_step_post_hook(forget)
-    try:
+    stepped: list[RemovableHandle] = []
+
+    def put_back() -> None:
+        for handle in stepped:
+            handle.remove()
+        for group, forward, backward in before:
+            group.post_forward_mesh_info, group.reshard_after_backward = forward, backward
+        Exchanges(modules).free()
+
+    with Undo(put_back):
+        stepped.append(register_optimizer_step_post_hook(forget))
         for group in mine:
             group.post_forward_mesh_info, group.reshard_after_backward = None, False
         for waiting in [module.unshard(async_op=True) for module in modules]:
             waiting.wait()
         yield
-    finally:
-        stepped.remove()
-        for group, forward, backward in before:
-            group.post_forward_mesh_info, group.reshard_after_backward = forward, backward
-        Exchanges(modules).free()
 
 
 def on_gathered(work: F) -> F:
@@ -242,6 +258,14 @@ class Gradients:
             p.grad = grad
         for shard, grad in self._left:
             shard.unsharded_accumulated_grad = grad
+
+    @contextmanager
+    def kept_unless_done(self) -> Iterator[None]:
+        """Put it back if the block does not come to its end."""
+        done = False
+        with Undo(lambda: None if done else self.put_back()):
+            yield
+            done = True
 
     def _holders(self) -> list[Tensor]:
         """FSDP2's two forms of each parameter; the whole one is there after the first pass."""

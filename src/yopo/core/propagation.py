@@ -18,9 +18,9 @@ NO_GRADIENT = "the loss does not depend on the model's output; it should not det
 
 # Costs in units of one full propagation. A pass has three parts of about equal work: forward,
 # backward to the activations, backward to the weights.
-FORWARD = 1 / 3
-ATTACK_ONLY = 2 / 3
-FULL = 1.0
+FORWARD = 1 / 3  #: a pass forward, nothing else
+ATTACK_ONLY = 2 / 3  #: forward and back to the image, without weight gradients
+FULL = 1.0  #: forward and back, weight gradients included
 
 
 class Prefix(Protocol):

@@ -3,11 +3,17 @@
 They are made of the values, not of the text: another layout is no damage. A file without one, of
 an earlier version or written by hand, is read as it is. That of a line covers the line before it
 too, and so all before it: a line that is missing, or there twice, is seen.
+
+Anyone can make a checksum. What is gone on with because it was made here has a keyed one.
 """
 
 import hashlib
+import hmac
 import json
+import os
+import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +21,52 @@ from yopo.core import files
 
 KEY = "sha256"  # in a JSON file
 SHORT = "check"  # in a line of metrics.jsonl
+SECRET, LENGTH = "~/.cache/yopo/secret", 32  # a file, and its bytes
 HEAD = "# sha256 of these settings: "  # a file cut off would lose a last line, and its checksum too
+
+
+def secret() -> bytes:
+    """What this user's programs alone know, made when it is first asked for.
+
+    An OSError where it cannot be kept, as in a home that is read only.
+    """
+    path = Path(SECRET)
+    try:
+        path = path.expanduser()
+        if not path.exists():
+            _make_secret(path)
+        kept = files.read_bytes(path, LENGTH)
+        if len(kept) != LENGTH:
+            raise ValueError("it was cut off; remove it")
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: there is no home
+        why = getattr(error, "strerror", None) or error
+        raise OSError(f"no secret can be kept in {path} ({why})") from None
+    return kept
+
+
+def _make_secret(path: Path) -> None:
+    """Write one whole, or let that of another process stand that was faster."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writing = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(writing, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(LENGTH))
+        files.flush(writing)
+        with suppress(FileExistsError):
+            os.link(writing, path)
+        files.flush(path.parent)
+    finally:
+        writing.unlink(missing_ok=True)
+
+
+def key_for(*what: str) -> bytes:
+    """For checksums of one thing that only this user's programs can make."""
+    return hmac.digest(secret(), "\n".join(what).encode(), "sha256")
+
+
+def keyed(digest: str, key: bytes) -> str:
+    """A checksum that nobody makes without the key; without one the digest itself."""
+    return hmac.digest(key, digest.encode(), "sha256").hex() if key else digest
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,23 +19,29 @@ from yopo.core.files import RATIO, check_unpacked, open_plain, parse_json, whole
 
 Tensors = dict[str, Tensor]
 ENTRY = "yopo"  # of a weights file's metadata
-HEADER = 4 << 20  # bytes of what a safetensors file says of its tensors
+HEADER = 4 << 20  # bytes of what a file says of its tensors
+END = 98  # bytes that close an archive of torch.save: three records of where its list is
 
 
-def save_weights(path: Path, state: Tensors, metadata: Mapping[str, str]) -> None:
+def save_weights(
+    path: Path, state: Tensors, metadata: Mapping[str, str], *, key: bytes = b""
+) -> None:
     """Write a model's weights as one safetensors file, atomically and with a checksum."""
     # One entry: safetensors writes several in any order, and equal runs would differ.
-    words = {**metadata, seals.KEY: tensors_digest(state, metadata)}
+    words = {**metadata, seals.KEY: seals.keyed(tensors_digest(state, metadata), key)}
     with whole(path) as writing:
         write_tensors(state, writing, {ENTRY: json.dumps(words, sort_keys=True)})
 
 
-def load_weights(path: Path) -> Tensors:
-    """Read a safetensors file, if its checksum agrees; a pickle is refused unread."""
+def load_weights(path: Path, *, key: bytes = b"") -> Tensors:
+    """Read a safetensors file, if its checksum agrees; a pickle is refused unread.
+
+    key: what its checksum must have been made with; else a file may be without one.
+    """
     words = _metadata(path)
     state = load_tensors(path)
     seal = words.pop(seals.KEY, None)
-    if seal is not None and seal != tensors_digest(state, words):
+    if (key or seal is not None) and seal != seals.keyed(tensors_digest(state, words), key):
         raise ValueError(f"{path.name} was damaged: its checksum does not fit")
     return state
 
@@ -77,10 +84,10 @@ def load_foreign(path: Path) -> dict[str, Any]:
     The user must have named the file: torch reads no code from it, but is less strict than we are.
     """
     with open_plain(path) as file:
-        start = file.read(9)
-    if start[8:] == b"{":
-        return dict(load_tensors(path))
+        if file.read(9)[8:] == b"{":
+            return dict(load_tensors(path))
     try:
+        _check_archive(path)
         with open_plain(path) as file:
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of pickle, of zip, or torch's own
@@ -94,6 +101,30 @@ def load_foreign(path: Path) -> dict[str, Any]:
             f"expected a dictionary of tensors in {path}, got {type(content).__name__}"
         )
     return dict(content)
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive that torch.save did not make, or that unpacks to far more than it is.
+
+    Python and torch must see one list of its contents, so it ends as torch.save lets it end.
+    """
+    with open_plain(path) as file:
+        unpacked = size = os.fstat(file.fileno()).st_size
+        if file.read(4) == b"PK\3\4":  # else an old one, whose tensors lie in it as they are
+            file.seek(max(0, size - END))
+            end = file.read()
+            ends = tuple(int.from_bytes(end[at : at + 8], "little") for at in (40, 48, 64))
+            signs = (end[:4], end[56:60], end[76:80], end[96:])
+            whole = ends[2] == ends[0] + ends[1] == size - END
+            if signs != (b"PK\6\6", b"PK\6\7", b"PK\5\6", b"\0\0") or not whole:
+                raise ValueError("it is an archive, but none that torch.save made")
+            with zipfile.ZipFile(file) as archive:
+                inside = archive.infolist()
+            unpacked = sum(member.file_size for member in inside)
+            said = sum(m.file_size for m in inside if m.filename.lower().endswith("data.pkl"))
+            if said > HEADER:
+                raise ValueError(f"it says {said:,} bytes of its tensors, more than {HEADER:,}")
+        check_unpacked(path, unpacked, _filled(file.fileno(), size))
 
 
 def check_header(path: Path) -> None:

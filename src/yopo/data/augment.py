@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 SHADES = 1 << 16
+PLACES = ("crop down", "crop right", "flip", "cutout top", "cutout left")
+FACTORS = ("brightness", "contrast", "saturation")
 GREY = (0.299, 0.587, 0.114)  # of red, green and blue
 
 
@@ -29,30 +31,36 @@ class Augment:
                 )
 
 
+def used(augment: Augment) -> list[str]:
+    """What is drawn for each image, in the order of columns."""
+    wanted = {"crop": augment.crop, "flip": augment.flip, "cutout": augment.cutout}
+    return [name for name in (*PLACES, *FACTORS) if wanted.get(name.split()[0], augment.jitter)]
+
+
 def draw(augment: Augment, *, n: int, height: int, width: int, seed: int, epoch: int) -> Tensor:
-    """Random numbers for the n images of an epoch.  # (n, 8)
+    """Random numbers for the n images of an epoch: columns as `used` has them.  # (n, K) int32
 
-    Down, right, mirrored, top, left; brightness, contrast and saturation in parts of SHADES.
-
-    Each is drawn from its own generator, so that one augmentation does not change another's.
+    Pixels, mirrored or not, and shades in parts of SHADES. Each is drawn from its own generator,
+    so that one augmentation does not change another's.
     """
-    c, half, shades = augment.crop, augment.cutout // 2, SHADES if augment.jitter else 0
+    c, half = augment.crop, augment.cutout // 2
     ranges = {
         "crop down": (-c, c + 1),
         "crop right": (-c, c + 1),
-        "flip": (0, 1 + augment.flip),
+        "flip": (0, 2),
         "cutout top": (-half, height - half),
         "cutout left": (-half, width - half),
-        **dict.fromkeys(("brightness", "contrast", "saturation"), (-shades, shades + 1)),
+        **dict.fromkeys(FACTORS, (-SHADES, SHADES + 1)),
     }
-    columns = [
-        torch.randint(low, high, (n,), generator=generator(seed, epoch, purpose))
-        for purpose, (low, high) in ranges.items()
-    ]
-    return torch.stack(columns, 1)
+    columns = used(augment)
+    numbers = torch.empty(n, len(columns), dtype=torch.int32)
+    for column, purpose in enumerate(columns):
+        stream = generator(seed, epoch, purpose)
+        numbers[:, column] = torch.randint(*ranges[purpose], (n,), generator=stream)
+    return numbers
 
 
-def apply(augment: Augment, x: Tensor, numbers: Tensor) -> Tensor:  # (B, C, H, W), (B, 8)
+def apply(augment: Augment, x: Tensor, numbers: Tensor) -> Tensor:  # (B, C, H, W), (B, K)
     """Shade, shift, mirror and cut out all images at once, where x is.
 
     Pixel (i, j) of the result is pixel (i + down, j' + right) of the image, with j' = W - 1 - j
@@ -62,8 +70,10 @@ def apply(augment: Augment, x: Tensor, numbers: Tensor) -> Tensor:  # (B, C, H, 
         return x
     height, width = x.shape[2:]
     if augment.jitter:
-        x = shaded(x, 1 + augment.jitter * numbers[:, 5:].float() / SHADES)
-    down, right, mirrored, top, left = numbers[:, :5, None].unbind(1)  # (B, 1) each
+        x = shaded(x, 1 + augment.jitter * numbers[:, -3:].float() / SHADES)
+    drawn = dict(zip(used(augment), numbers[:, :, None].unbind(1), strict=True))  # (B, 1) each
+    none = numbers.new_zeros(len(numbers), 1)
+    down, right, mirrored, top, left = (drawn.get(name, none) for name in PLACES)
     i, j = (torch.arange(side, device=x.device)[None] for side in (height, width))
     keep = torch.ones(1, 1, 1, dtype=torch.bool, device=x.device)
     if augment.crop or augment.flip:

@@ -1,6 +1,6 @@
 """Training batches from a loader of the user's own: torch's, torchdata's, webdataset's."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from yopo.core.crew import gathered
+from yopo.core.digest import values_digest
 from yopo.core.plain import restored, told
 from yopo.core.random import mix
 from yopo.data.items import pair_of, seed_host, streams_left_alone
@@ -29,9 +31,10 @@ class Batches:
     another kind.
 
     An epoch begins anew: samplers, data sets and loaders that have `set_epoch` hear of it, and
-    whatever draws from torch's, Python's or NumPy's own streams finds them seeded by it. Batches
-    that are not full are left out. A loader with `state_dict` (torchdata's StatefulDataLoader)
-    resumes where it was; with any other, the batches before are drawn again and passed over.
+    whatever draws from torch's, Python's or NumPy's own streams finds them seeded by it. Workers
+    begin anew as well, whatever `persistent_workers` says. Batches that are not full are left out.
+    A loader with `state_dict` (torchdata's StatefulDataLoader) resumes where it was; with any
+    other, the batches before are drawn again and passed over.
     """
 
     def __init__(
@@ -72,9 +75,11 @@ class Opened:
         feed: Feed,
     ) -> None:
         self.loader, self.pair, self.feed = loader, pair, feed
-        for part in (loader, *_stages(loader)):
-            if isinstance(part, DataLoader):
-                part.worker_init_fn = Deaf(part.worker_init_fn)
+        parts = (loader, *_stages(loader))
+        self._torchs = [part for part in parts if isinstance(part, DataLoader)]
+        for part in self._torchs:
+            part.worker_init_fn = Deaf(part.worker_init_fn)
+        self._looked = feed.world == 1  # whether the processes' images were compared
         self._check_shared_out()
         self.steps = self._steps_in(images)
         self._at = 0, 0  # epoch, and batches of it that were handed over
@@ -140,6 +145,9 @@ class Opened:
             x, y = next(batches)
             if step < start:
                 continue
+            if not self._looked:
+                self._looked = True
+                self._check_apart(x, y)
             self._at = epoch, step + 1
             x = x.to(self.feed.device, non_blocking=True)
             x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
@@ -150,6 +158,9 @@ class Opened:
         step, full = first, True
         while full:
             full = False
+            for part in self._torchs:
+                if part.persistent_workers:  # they would draw on, and not hear of the epoch
+                    part._iterator = None
             with self._streams(epoch, "order"):
                 batches = iter(self.loader)
             while True:
@@ -202,6 +213,31 @@ class Opened:
                 "feed.world, feed.rank): yopo.data.Batches(function)"
             )
 
+    def _check_apart(self, x: Tensor, y: Tensor) -> None:
+        """Refuse the first batches of all processes if two are the same; only these are compared.
+
+        Whoever varies images at random gives them other pixels in each process: there labels alone
+        tell, and those of different images may be the same, too.
+        """
+        digests = (values_digest(x, y), values_digest(y))
+        mine = torch.tensor([[*bytes.fromhex(d)] for d in digests], dtype=torch.uint8)
+        whole, labels = zip(*(all_.tolist() for all_ in gathered(mine)), strict=True)
+        cure = (
+            "make the loader in a function of feed that shares them out by feed.rank and "
+            "feed.world, as datasets.distributed.split_dataset_by_node and "
+            "webdataset.split_by_node do (docs/data.md)"
+        )
+        if (pair := _equal(whole)) is not None:
+            raise ValueError(
+                f"processes {pair[0]} and {pair[1]} have the same images in their first batch, so "
+                f"that they would train on the same; {cure}"
+            )
+        if (pair := _equal(labels)) is not None and len(y.unique()) > 1:
+            self.feed.say(
+                f"processes {pair[0]} and {pair[1]} have the same labels in their first batch, in "
+                f"the same order; if they train on the same images, {cure}"
+            )
+
     def _steps_in(self, images: int | None) -> int:
         """Full batches of an epoch, the same number in each process."""
         sampler = getattr(getattr(self.loader, "batch_sampler", None), "sampler", None)
@@ -243,6 +279,12 @@ def _stages(part: Any) -> Iterator[Any]:  # noqa: ANN401
         if stage is not None and stage is not part:
             yield stage
             yield from _stages(stage)
+
+
+def _equal(digests: Sequence[object]) -> tuple[int, int] | None:
+    """The first two processes that have the same."""
+    first = map(digests.index, digests)
+    return next(((i, rank) for rank, i in enumerate(first) if i < rank), None)
 
 
 def _len(of: Any) -> int | None:  # noqa: ANN401

@@ -27,6 +27,7 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom
 Choose = Callable[[int, int], Box]  # chooses a part of a picture of that width and height
 PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")  # EPS would start Ghostscript
+REPAIR = "; repair or remove it"  # what becomes of a picture that cannot be read
 PIXELS = 25_000_000  # of a picture in memory; up to 14 bytes each while it is read
 JPEG_PIXELS = 125_000_000  # of a JPEG that is made smaller while it is decoded
 JPEG_BYTES = 400_000_000  # that the decoder may keep meanwhile, where it must see all of it first
@@ -151,24 +152,39 @@ class _Unpickler(pickle._Unpickler):  # Python's own: that in C takes memory for
 # --- pictures
 
 
+def check_side(size: int | None) -> None:
+    """Refuse a side that pictures cannot be brought to, before there is room for one."""
+    most = math.isqrt(PIXELS)
+    if size is not None and not 1 <= size <= most:
+        raise ValueError(f"expected size from 1 to {most:,}, got {size:,}")
+
+
 def read_picture(  # (H, W, 3)
-    file: Path, size: int | None, mode: str = "RGB", cut: Choose | None = None
+    file: Path, size: int | None, mode: str = "RGB", cut: Choose | None = None, least: int = 0
 ) -> Bytes:
     """A picture as RGB; with `size`, its shorter side brought to that, and the centre cut out.
 
     (H, W) for the mode "L". With `cut`, the part that this chooses is brought to size x size.
+    least: pixels of its shorter side that are wanted, where it is no `size`: only a JPEG that is
+    too large for memory has fewer than in the file.
     """
     try:
         with open_plain(file) as stream:
-            return decode(stream, size, mode, cut)
+            return decode(stream, size, mode, cut, least)
     except ImportError:
         raise
+    except FileNotFoundError:
+        raise ValueError(f"no file {file}") from None
     except Exception as error:  # what pillow raises on damaged files can be anything
-        raise ValueError(f"cannot read {file}: {said(error)}; repair or remove it") from error
+        raise ValueError(f"cannot read {file}: {said(error)}{REPAIR}") from error
 
 
 def decode(
-    stream: BinaryIO, size: int | None = None, mode: str = "RGB", cut: Choose | None = None
+    stream: BinaryIO,
+    size: int | None = None,
+    mode: str = "RGB",
+    cut: Choose | None = None,
+    least: int = 0,
 ) -> Bytes:
     """The same from an open file; (H, W) for the mode "L"."""
     try:
@@ -177,7 +193,7 @@ def decode(
         raise ImportError("reading pictures needs pillow; run `pip install pillow`") from error
     with warnings.catch_warnings(action="ignore"), _opened(stream) as opened:
         if opened.width * opened.height > PIXELS:
-            _draft(opened, stream, size)
+            _draft(opened, stream, least if size is None else size)
         width, height = opened.size
         if width * height < 1:
             raise ValueError(f"it has {width}x{height} pixels, expected 1 to {PIXELS:,}")
@@ -206,20 +222,20 @@ def decode(
     return np.asarray(image)
 
 
-def _draft(opened: "ImageFile", stream: BinaryIO, size: int | None) -> None:
+def _draft(opened: "ImageFile", stream: BinaryIO, least: int) -> None:
     """Let a JPEG that is too large for memory be decoded to ½, ¼ or ⅛ of its sides, or refuse."""
     width, height = opened.size
     said = f"it has {width}x{height} pixels, expected 1 to {PIXELS:,}"
     if opened.format != "JPEG":
         raise ValueError(f"{said}, or a JPEG; save it smaller, or as JPEG")
-    if size is None:
-        raise ValueError(f"{said}; give --data.size 64")
     if width * height > JPEG_PIXELS or _kept(opened, stream) > JPEG_BYTES:
         raise ValueError(f"{said} for a JPEG of this kind; save it smaller")
-    scale = size / min(width, height)
+    if not least:
+        raise ValueError(f"{said}; save it smaller, or give --data.size 64")
+    scale = least / min(width, height)
     opened.draft(None, (math.ceil(width * scale), math.ceil(height * scale)))
     if opened.width * opened.height > PIXELS:
-        raise ValueError(f"{said}, or a smaller --data.size than {size}")
+        raise ValueError(f"{said} where a side of {least:,} is wanted; save it smaller")
 
 
 def _kept(opened: Any, stream: BinaryIO) -> int:  # noqa: ANN401
@@ -242,10 +258,16 @@ def _opened(stream: BinaryIO) -> "ImageFile":
 
     try:
         return Image.open(stream, formats=FORMATS)
+    except Image.DecompressionBombError:  # pillow's own limit, for what it was made to read
+        raise ValueError(
+            f"it has more pixels than any picture that is read: {PIXELS:,}, of a JPEG up to "
+            f"{JPEG_PIXELS:,}; save it smaller"
+        ) from None
     except UnidentifiedImageError:
         raise ValueError(f"it is none of {', '.join(FORMATS)}, or damaged") from None
 
 
 def said(error: Exception) -> str:
-    """An error's words in one line; some have none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """An error's words in one line, without numbers and names of files; some have none."""
+    words = getattr(error, "strerror", None) or str(error)
+    return " ".join(words.split()) or type(error).__name__

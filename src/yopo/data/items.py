@@ -22,7 +22,7 @@ class MapStyle(Protocol):
 
 
 class Items:
-    """Pictures from a data set of (image, label) or {"image": ..., "label": ...}.
+    """Pictures from `dataset`, of (image, label) or {"image": ..., "label": ...}.
 
     An image is a tensor (C, H, W), uint8 or floating point in [0, 1], an array (H, W) or (H, W, C)
     of uint8, or one of pillow's. Whatever the data set draws at random is a function of seed, epoch
@@ -30,8 +30,8 @@ class Items:
     on, or held out, are always drawn alike; let a data set for them draw nothing.
 
     labels: those of all items, if the data set does not say them as `targets`, `labels` or a column
-    `label`; else items are read for theirs, where these are asked for. pair: makes (image,
-    label) of an item of another kind.
+    `label` that no `with_transform` may change; else items are read for theirs, where these are
+    asked for. pair: makes (image, label) of an item of another kind.
     """
 
     def __init__(
@@ -83,11 +83,20 @@ class Items:
         yield self._labels
         if self._pair is not pair_of:
             return  # it may change them
-        if "label" in (getattr(self.dataset, "column_names", None) or ()):
+        if "label" in (getattr(self.dataset, "column_names", None) or ()) and not self._transforms:
             yield list(self.dataset["label"])  # type: ignore[index]
         if getattr(self.dataset, "target_transform", None) is None:
             yield from (getattr(self.dataset, name, None) for name in ("targets", "labels"))
         yield (getattr(self.dataset, "tensors", None) or (None,))[-1]
+
+    @property
+    def _transforms(self) -> bool:
+        """Whether a function of its user's makes the items: Hugging Face's with_transform.
+
+        It would be called for each row of a column, images and all, and may change labels.
+        """
+        how = getattr(self.dataset, "format", None)
+        return isinstance(how, dict) and how.get("type") == "custom"
 
     def read(self, rows: Tensor) -> Tensor:
         """Images (B, C, H, W) uint8 of these rows (B,)."""

@@ -1,13 +1,19 @@
 """Folders of pictures: DIR/train/CLASS and DIR/test/CLASS (or val), or DIR/CLASS; names alone."""
 
+import hashlib
 import os
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from yopo.data.formats import PICTURES
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
+from yopo.data.formats import PICTURES, REPAIR
+
+Chosen = NDArray[np.bool_]  # (N,) of pictures
 NAMED = 10  # broken pictures that are named
 LAYOUTS = (
     "folders CLASS, train/CLASS and test/CLASS, or train/CLASS and val/CLASS, with pictures in them"
@@ -16,21 +22,52 @@ LAYOUTS = (
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Pictures of one folder: class by class, sorted."""
+    """Pictures of one folder: class by class, sorted.
+
+    Names are in one piece: worker processes share its memory, of a list they would copy page by
+    page.
+    """
 
     folder: Path
-    files: list[str]  # below it
-    labels: list[int]
+    names: bytes  # below it, one after the other
+    ends: NDArray[np.int64]  # (N,) of each of them
+    sizes: NDArray[np.int64]  # (N,) of the files, in bytes
+    labels: Tensor  # (N,)
+
+    def __len__(self) -> int:
+        """The number of pictures."""
+        return len(self.ends)
+
+    def name(self, row: int) -> bytes:
+        """Of one picture."""
+        return self.names[self.ends[row - 1] if row else 0 : self.ends[row]]
 
     def path(self, row: int) -> Path:
         """Of one picture."""
-        return self.folder / self.files[row]
+        return self.folder / os.fsdecode(self.name(row))
 
-    def rows(self, chosen: Sequence[bool]) -> "Listed":
+    @property
+    def files(self) -> Iterator[str]:
+        """Names of all, one after the other."""
+        return (os.fsdecode(self.name(row)) for row in range(len(self)))
+
+    def rows(self, chosen: Chosen) -> "Listed":
         """Some of them."""
-        files = [f for f, take in zip(self.files, chosen, strict=True) if take]
-        labels = [y for y, take in zip(self.labels, chosen, strict=True) if take]
-        return Listed(self.folder, files, labels)
+        rows = np.flatnonzero(chosen)
+        names, ends = _in_one_piece([self.name(row) for row in rows.tolist()])
+        return Listed(self.folder, names, ends, self.sizes[rows], self.labels[rows])
+
+    def identity(self) -> str:
+        """A digest of names and sizes."""
+        sha = hashlib.sha256()
+        for row, size in enumerate(self.sizes):
+            sha.update(b"%s %d\n" % (self.name(row), size))
+        return sha.hexdigest()
+
+
+def _in_one_piece(names: Sequence[bytes]) -> tuple[bytes, NDArray[np.int64]]:
+    """Names one after the other, and where each ends."""
+    return b"".join(names), np.fromiter(map(len, names), np.int64, len(names)).cumsum()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,41 +118,53 @@ def _is_split(folder: Path) -> bool:
 
 
 def classes_in(folder: Path) -> tuple[str, ...]:
-    """The names of its folders, sorted."""
+    """The names of its folders, sorted; two classes are needed."""
     names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
-    if not names:
+    if len(names) < 2:
+        got = f"only {names[0]}" if names else "none"
         raise ValueError(
-            f"expected a folder for each class in {folder}, got none; --data.root names a folder "
-            f"which has {LAYOUTS}"
+            f"expected a folder for each of two classes or more in {folder}, got {got}; "
+            f"--data.root names a folder which has {LAYOUTS}"
         )
     return tuple(names)
 
 
 def list_pictures(folder: Path, names: tuple[str, ...]) -> Listed:
     """All pictures of these classes; none is opened."""
-    files: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(names):
-        inside = sorted(_below(folder, name), key=lambda file: file.split(os.sep))
+    files: list[bytes] = []
+    ends: list[NDArray[np.int64]] = []
+    sizes: list[NDArray[np.int64]] = []
+    for name in names:  # packed class by class: all names as objects would take much memory
+        inside = sorted(_below(folder, name), key=lambda file: file[0].replace(os.sep, "\0"))
         if not inside:
             raise ValueError(f"expected pictures in {folder / name}, got none; add some")
-        files += inside
-        labels += [label] * len(inside)
-    return Listed(folder, files, labels)
+        packed, where = _in_one_piece([os.fsencode(file) for file, _ in inside])
+        ends.append(where + sum(map(len, files)))
+        files.append(packed)
+        sizes.append(np.array([size for _, size in inside]))
+    labels = torch.arange(len(names)).repeat_interleave(torch.tensor([len(s) for s in sizes]))
+    return Listed(folder, b"".join(files), np.concatenate(ends), np.concatenate(sizes), labels)
 
 
-def _below(folder: Path, name: str) -> list[str]:
+def _below(folder: Path, name: str) -> Iterator[tuple[str, int]]:
     """Files that are named as pictures, however deep; a link to a folder is not followed."""
-    pictures, folders = [], []
+    folders = []
     with os.scandir(folder / name) as entries:
         for entry in entries:
             if os.path.splitext(entry.name)[1].lower() in PICTURES:
-                pictures.append(os.path.join(name, entry.name))
+                yield name + os.sep + entry.name, _size(entry)
             if entry.is_dir(follow_symlinks=False):
-                folders.append(os.path.join(name, entry.name))
+                folders.append(name + os.sep + entry.name)
     for deeper in folders:
-        pictures += _below(folder, deeper)
-    return pictures
+        yield from _below(folder, deeper)
+
+
+def _size(entry: "os.DirEntry[str]") -> int:
+    """In bytes; a link to nothing is named when its picture's turn comes."""
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return 0
 
 
 def left_out(broken: list[str], skip: bool) -> list[str]:
@@ -123,19 +172,24 @@ def left_out(broken: list[str], skip: bool) -> list[str]:
     if not broken:
         return []
     more = [f"and {len(broken) - NAMED} more"] if len(broken) > NAMED else []
-    listed = "\n".join([*broken[:NAMED], *more])
+    first = [line.removesuffix(REPAIR) if skip else line for line in broken[:NAMED]]
+    listed = "\n".join([*first, *more])
     if not skip:
         joint = ", or" if len(broken) == 1 else "\nor"
         raise ValueError(f"{listed}{joint} leave out what is broken: --data.skip_broken true")
     return [f"{len(broken)} broken pictures are left out (--data.skip_broken):\n{listed}"]
 
 
-def check_classes(folder: Path, labels: Sequence[int], names: tuple[str, ...], least: int) -> None:
+def check_classes(listed: Listed, names: tuple[str, ...], least: int) -> None:
     """Refuse a class with too few pictures."""
-    counts = Counter(labels)
-    for label, name in enumerate(names):
-        if (many := counts[label]) < least:
+    for name, many in zip(names, counts(listed.labels, names), strict=True):
+        if many < least:
             raise ValueError(
-                f"expected at least {least} pictures that can be read in {folder / name}, got "
-                f"{many}; add some"
+                f"expected at least {least} pictures that can be read in {listed.folder / name}, "
+                f"got {many}; add some"
             )
+
+
+def counts(labels: Tensor, names: Sequence[str]) -> list[int]:
+    """How many there are of each class."""
+    return labels.bincount(minlength=len(names)).tolist()

@@ -4,6 +4,7 @@ import copy
 import hashlib
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from yopo.core.random import mix
 from yopo.data.folders import check_sizes, placed, said_of_split
-from yopo.data.formats import Box, Bytes, read_picture
-from yopo.data.listing import Listed, look_into
+from yopo.data.formats import REPAIR, Box, Bytes, check_side, read_picture
+from yopo.data.listing import Chosen, Listed, look_into
 from yopo.data.source import Sources
 from yopo.data.sources import Arrays, load
 from yopo.data.streamed import Drawn
@@ -27,8 +28,7 @@ TRIES = 10  # at a part that lies inside the picture
 class Folder:
     """Pictures of one folder, class by class, as RGB.
 
-    Names are kept in one piece: worker processes share its memory, of a list they would copy page
-    by page. area: training pictures are parts of that share of the whole at least, cut out anew in
+    area: training pictures are parts of that share of the whole at least, cut out anew in
     every epoch by seed, epoch and picture. replaces: another picture of the class stands for one
     that cannot be read; else that one is named in a ValueError.
     """
@@ -42,11 +42,9 @@ class Folder:
         area: float = 1.0,
         replaces: bool = False,
     ) -> None:
-        names = [os.fsencode(file) for file in listed.files]
-        self._folder, self._names = str(listed.folder), b"".join(names)
-        self._ends = np.cumsum([len(name) for name in names])
+        self.labels, self.identity = listed.labels, listed.identity()
+        self._listed = replace(listed, sizes=listed.sizes[:0].copy())  # which nobody asks for again
         self._size, self._area, self._replaces = size, area, replaces
-        self.labels = torch.tensor(listed.labels)
         self.shape = (3, *sides)
 
     def __len__(self) -> int:
@@ -55,17 +53,7 @@ class Folder:
 
     def path(self, row: int) -> Path:
         """Of one picture."""
-        first = self._ends[row - 1] if row else 0
-        return Path(self._folder, os.fsdecode(self._names[first : self._ends[row]]))
-
-    @property
-    def identity(self) -> str:
-        """A digest of names and sizes."""
-        sha, folder, first = hashlib.sha256(), os.fsencode(self._folder), 0
-        for end in self._ends.tolist():
-            name, first = self._names[first:end], end
-            sha.update(b"%s %d\n" % (name, os.stat(os.path.join(folder, name)).st_size))
-        return sha.hexdigest()
+        return self._listed.path(row)
 
     def sized(self, side: int) -> "Folder":
         """The same pictures, brought to another side."""
@@ -96,7 +84,8 @@ class Folder:
         except ValueError as error:
             if not self._replaces:
                 raise
-            notes.append(f"{error}; another picture of its class stands for it")
+            why = str(error).removesuffix(REPAIR)
+            notes.append(f"{why}; another picture of its class stands for it")
         alike = (self.labels == self.labels[row]).nonzero().flatten().tolist()
         at = alike.index(row)
         for other in alike[at + 1 :] + alike[:at]:
@@ -137,12 +126,10 @@ class Part:
         return left, top, left + w, top + h
 
 
-def split_by_name(listed: Listed, names: tuple[str, ...]) -> tuple[list[bool], list[bool]]:
+def split_by_name(listed: Listed, names: tuple[str, ...]) -> tuple[Chosen, Chosen]:
     """As `split` of all contents, without reading any: names and sizes say where a file belongs."""
-    folder = str(listed.folder)
-    sizes = (os.stat(os.path.join(folder, file)).st_size for file in listed.files)
-    told = (f"{file}/{size}" for file, size in zip(listed.files, sizes, strict=True))
-    return placed(listed, names, [hashlib.sha256(os.fsencode(t)).hexdigest() for t in told])
+    told = (f"{file}/{size}" for file, size in zip(listed.files, listed.sizes, strict=True))
+    return placed(listed, names, (hashlib.sha256(os.fsencode(t)).hexdigest() for t in told))
 
 
 def read_or_list(
@@ -157,12 +144,11 @@ def read_or_list(
             "data.area cuts parts out of pictures while they are decoded, which with "
             "data.resident they are once; leave one of them out"
         )
-    if size is not None and size < 1:
-        raise ValueError(f"expected size of at least 1, got {size}")
+    check_side(size)
     there = look_into(root)
     parts = [there.train, *([there.test] if there.test else [])]
     sides = (size, size) if size else _sides(there.train)
-    unpacked = sum(len(part.files) for part in parts) * 3 * sides[0] * sides[1]
+    unpacked = sum(map(len, parts)) * 3 * sides[0] * sides[1]
     if resident or (resident is None and area == 1 and unpacked <= FEW):
         return load("folder", root=root, size=size, skip_broken=skip_broken)
     notes = list(there.notes)
@@ -170,13 +156,13 @@ def read_or_list(
         everything = there.train
         chosen = split_by_name(everything, there.names)
         train, test = (everything.rows(rows) for rows in chosen)
-        notes.append(said_of_split(everything, test.labels, there.names, "names and sizes"))
+        notes.append(said_of_split(everything, test, there.names, "names and sizes"))
     else:
         train, test = there.train, there.test
         check_sizes(train, sides, test, (size, size) if size else _sides(test))
     trained = Folder(train, sides, size, area=area, replaces=skip_broken)
     notes.append(
-        f"{len(train.files) + len(test.files):,} pictures would take {unpacked / 2**20:,.0f} MiB "
+        f"{len(train) + len(test):,} pictures would take {unpacked / 2**20:,.0f} MiB "
         "decoded, so they are read when their turn comes"
     )
     return Sources(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from yopo.core.digest import values_digest
-from yopo.data.formats import PIXELS, Bytes, read_picture
+from yopo.data.formats import PIXELS, Bytes, check_side, read_picture
 from yopo.data.listing import Listed, check_classes, classes_in, list_pictures
 from yopo.data.source import Sources
 
@@ -22,16 +22,20 @@ class Preparation:
     interpolation: str = "bilinear"  # or "bicubic"
 
     def __post_init__(self) -> None:
+        check_side(self.resize)
         if self.resize < self.size:
             raise ValueError(
                 f"expected data.resize of at least data.size, {self.size}, got {self.resize}"
             )
 
     def of(self, file: Path) -> Bytes:  # (size, size, 3)
-        """One picture, as torchvision's Resize and CenterCrop make it, pixel by pixel."""
+        """One picture, as torchvision's Resize and CenterCrop make it, pixel by pixel.
+
+        A JPEG that is too large for memory is made smaller before, while it is decoded.
+        """
         from PIL import Image
 
-        image = Image.fromarray(read_picture(file, None))
+        image = Image.fromarray(read_picture(file, None, least=self.resize))
         short, long = sorted(image.size)
         longer = int(self.resize * long / short)
         if self.resize * longer > PIXELS:
@@ -47,7 +51,7 @@ class Prepared:
 
     def __init__(self, listed: Listed, how: Preparation) -> None:
         self.listed, self.how = listed, how
-        self.labels = torch.tensor(listed.labels)
+        self.labels = listed.labels
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,7 +82,7 @@ def pictures_to_test_on(root: Path, how: Preparation) -> Sources:
     folder = next((p for p in parts if p.is_dir() and any(f.is_dir() for f in p.iterdir())), root)
     names = classes_in(folder)
     listed = list_pictures(folder, names)
-    check_classes(folder, listed.labels, names, least=1)
+    check_classes(listed, names, least=1)
     pictures = Prepared(listed, how)
     identity = values_digest(str(how), *listed.files)
     return Sources(train=pictures, test=pictures, names=names, identity=identity)

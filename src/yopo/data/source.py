@@ -59,11 +59,11 @@ class Feed:
     """What a run tells whoever makes its training batches."""
 
     batch: int  # images of a step, over all processes
-    seed: int
-    device: torch.device
-    rank: int = 0
-    world: int = 1
-    augment: Augment = Augment()  # noqa: RUF009
+    seed: int  # of the run
+    device: torch.device  # where batches go
+    rank: int = 0  # of this process
+    world: int = 1  # processes
+    augment: Augment = Augment()  # noqa: RUF009  # what is drawn of each image: shifts, flips, ...
     workers: int = 0  # processes that decode
     say: Callable[[str], None] = lambda _: None  # to the one who watches
     size: Callable[[int], int | None] = lambda _: None  # side in an epoch; None: as they are
@@ -82,7 +82,7 @@ class Sources:
     """A data set that need not be in memory; what a `build_data` of your own returns."""
 
     train: Source | Opens | Pictures  # of pictures, batches are made as of arrays in memory
-    test: Pictures
+    test: Pictures  # looked at once, at the end
     names: Sequence[str]  # of the classes; their order gives the labels
     identity: str  # whatever tells it from another data set: a version, a digest of file names
     held: Pictures | None = None  # not trained on; drawn from `train` where that is pictures

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from yopo.data.folders import read_folder
-from yopo.data.formats import read_batch, read_idx_file, read_npz, said
+from yopo.data.formats import check_side, read_batch, read_idx_file, read_npz, said
 from yopo.data.listing import look_into
 from yopo.data.source import InMemory
 
@@ -45,8 +45,8 @@ class Arrays:
 
     x_train: Tensor  # (N, C, H, W) uint8
     y_train: Tensor  # (N,) int64
-    x_test: Tensor
-    y_test: Tensor
+    x_test: Tensor  # as those
+    y_test: Tensor  # as those
     names: tuple[str, ...]  # of the classes; its length is their number
     notes: tuple[str, ...] = ()  # what a user should know of them
 
@@ -177,7 +177,13 @@ def checked(arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...] | None) -
             f"expected x_test with images like x_train's, {tuple(x_train.shape[1:])}, "
             f"got {tuple(x_test.shape[1:])}; bring both to one size"
         )
-    largest = int(max(y_train.max(), y_test.max()))
+    there = torch.cat([y_train, y_test]).unique()
+    largest = int(there[-1])
+    if len(there) < 2:
+        raise ValueError(
+            f"expected labels of two classes or more, got {largest} for every image; one class "
+            "alone leaves nothing to tell apart"
+        )
     if names is None:
         if largest >= max(FEWEST, len(y_train) + len(y_test)):
             raise ValueError(
@@ -310,7 +316,6 @@ def _read_cifar10(place: Path) -> dict[str, NDArray[Any]]:
 
 
 def _from_folder(root: Path, size: int | None, skip_broken: bool) -> Arrays:
-    if size is not None and size < 1:
-        raise ValueError(f"expected size of at least 1, got {size}")
+    check_side(size)
     train, test, names, notes = read_folder(look_into(root), size, skip_broken)
     return Arrays(*train.tensors(), *test.tensors(), names, tuple(notes))

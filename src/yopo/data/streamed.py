@@ -68,6 +68,8 @@ class Drawn(NamedTuple):
 class Streamed:
     """`Loader` for pictures that are not in memory: the same batches, bit for bit.
 
+    feed: what the run wants.
+
     Order and augmentation are functions of seed, epoch and step alone: not of the number of
     workers, and not of the number of processes, which each read their own share.
     """

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, Optimizer, RAdam, RMSprop
 
-from yopo.core.exchange import withheld
-from yopo.core.frozen import forked_rng
+from yopo.core.exchange import exchanges, withheld
+from yopo.core.frozen import fill, forked_rng
+from yopo.core.parallel import is_several
+from yopo.core.undo import Undo
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
 from yopo.methods.base import Method, Step, carried_over
@@ -19,8 +21,12 @@ Work = Callable[[Tensor, Tensor], Step]
 T = TypeVar("T")
 
 
+class CutOffError(RuntimeError):
+    """It may not have sent what others wait for, so that nothing more can be agreed on."""
+
+
 class Agree(Protocol):
-    """Does what may fail; an error in one process is raised in all."""
+    """Does what may fail; an error in one process is raised in all, but one that cut it off."""
 
     def __call__(self, work: Callable[[], T]) -> T:
         """What work finds."""
@@ -52,35 +58,39 @@ class Rehearsal:
         """Put weights, statistics, momentum, averages and random numbers back after the block."""
         models: list[nn.Module] = [self._method.model, *([self._ema.model] if self._ema else [])]
         modules = [m for model in models for m in model.modules()]
-        buffers = [(m, k, b) for m in modules for k, b in m._buffers.items() if b is not None]
+        buffers = [(m, dict(m._buffers.items())) for m in modules]
         parameters = [*self.parameters, *(p for model in models for p in model.parameters())]
         there = dict(self._carried.tensors)
-        kept = [*parameters, *(b for *_, b in buffers), *self._state()]
+        values = (b for _, own in buffers for b in own.values() if b is not None)
+        kept = [*parameters, *values, *self._state()]
         saved = [t.detach().clone() for t in kept]
         states = {p: dict(state) for p, state in self._optimizer.state.items()}
         grads = [p.grad for p in parameters]
         own = self._method.generator
         drawn = own.get_state() if own else None
-        for p in parameters:
-            p.grad = None
-        try:
-            with forked_rng(x):
-                yield
-        finally:
-            for module, name, buffer in buffers:
-                self.exchanges_buffers |= module._buffers[name] is not buffer
-                module._buffers[name] = buffer
+
+        def put_back() -> None:
+            for module, before in buffers:
+                now = dict(module._buffers.items())
+                same = now.keys() == before.keys() and all(now[k] is before[k] for k in now)
+                self.exchanges_buffers |= not same
+                fill(module._buffers, before)
             with torch.no_grad():
                 for tensor, value in zip(kept, saved, strict=True):
                     tensor.copy_(value)
             self._forget(states)
             for name, tensor in self._carried.tensors.items():
-                if tensor is not (before := there.get(name)):
-                    tensor.copy_(carried_over(before, tensor))
+                if tensor is not (carried := there.get(name)):
+                    tensor.copy_(carried_over(carried, tensor))
             for p, grad in zip(parameters, grads, strict=True):
                 p.grad = grad
             if own and drawn is not None:
                 own.set_state(drawn)
+
+        with Undo(put_back), forked_rng(x):
+            for p in parameters:
+                p.grad = None
+            yield
 
     def _forget(self, states: dict[Tensor, dict[str, Any]]) -> None:
         """Put the optimizer's state back; what is new since begins at zero, or anew."""
@@ -137,7 +147,7 @@ class Capture:
                 raise ValueError("the network puts new tensors in the place of its buffers")
 
         def expect() -> tuple[Tensor, Tensor]:
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(side), self._sending():
                 return rehearsal(rehearse, self._x, self._y)
 
         def capture() -> torch.cuda.CUDAGraph:
@@ -154,6 +164,19 @@ class Capture:
         agree(lambda: self._compare(graph, x, expected, there))
         self.keep(graph)
 
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        """The block exchanges gradients; what fails in it, the other processes cannot be told."""
+        try:
+            yield
+        except Exception as error:
+            if not (exchanges(self._optimizer) and is_several()):
+                raise
+            raise CutOffError(
+                f"a step failed where the processes exchange gradients ({error}), and the others "
+                "may wait for what it did not send; start again without capture_exchange"
+            ) from error
+
     def _compare(
         self, graph: torch.cuda.CUDAGraph, x: Tensor, expected: Tensor, there: Tensor
     ) -> None:
@@ -161,7 +184,8 @@ class Capture:
         assert self._out is not None
         rehearsal = self.rehearsal
         with rehearsal.no_trace(x):
-            graph.replay()
+            with self._sending():
+                graph.replay()
             loss = self._out.loss.clone()
             reached = rehearsal.weights()
         if not torch.allclose(loss, expected, rtol=1e-2, atol=1e-3, equal_nan=True):

@@ -83,5 +83,6 @@ class Numbers:
 
     def move_average(self) -> None:
         """After the optimizer's step."""
-        if self._move:
+        if self._ema and self._move:
+            self._ema.pair()  # a pass may have put new tensors in the place of buffers
             self._move(self._weight)

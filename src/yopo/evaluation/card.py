@@ -36,7 +36,8 @@ def card(result: Mapping[str, Any]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     share = percent(worst["accuracy"], worst["interval"])
     lines += [f"| **worst case, per image** | **{share}** | | | |", ""]
-    warnings = [f"**Warning ({w['code']})**: {w['text']}" for w in result["warnings"]]
+    doubts = [{k: one_line(v) for k, v in warning.items()} for warning in result["warnings"]]
+    warnings = [f"**Warning ({w['code']})**: {w['text']}" for w in doubts]
     lines += warnings or ["No warnings from the automatic checks."]
     lines += [
         "",

@@ -20,12 +20,13 @@ from yopo.core.checks import (
     check_targets,
     check_threat,
 )
-from yopo.core.crew import ALONE, Crew
+from yopo.core.crew import ALONE, Crew, Team
 from yopo.core.digest import values_digest, weights_digest
 from yopo.core.frozen import Frozen, eval_mode
 from yopo.core.parallel import on_gathered, own_passes
 from yopo.core.propagation import no_logits
 from yopo.core.threat import Threat
+from yopo.core.undo import surely
 from yopo.evaluation.card import norm, provenance, settings
 from yopo.evaluation.images import Data, Labelled, gather
 from yopo.evaluation.journal import Journal, told
@@ -38,9 +39,11 @@ from yopo.evaluation.warnings import SAMPLE, Suspicion, after, before
 if TYPE_CHECKING:
     from yopo.data.source import Pictures
 
+SAME = "a network, images or settings"  # in which processes must not differ
 STARTS = "starts 2"  # how random starts are drawn; 1 was a generator for each image
 
 
+@surely
 @on_gathered
 @own_passes()
 def evaluate(
@@ -71,6 +74,7 @@ def evaluate(
     must come in the same order.
     attacks: names, and functions `attack(model, x, y, threat, generator)` of your own that return
     images (docs/extending.md); what leaves ball or box is refused.
+    batch: images at a time. seed: of random starts.
     step: of PGD and cw-linf; 2.5·eps/steps (in L2 at least eps/4) unless given.
     precision: "tf32" lets attacks multiply in TF32, as PyTorch does by default on GPUs; where
     float32 does not agree that an image is broken, it is attacked anew in float32. "bf16"
@@ -88,6 +92,9 @@ def evaluate(
     crew = Crew.of_group() if together else ALONE
     with crew.all_or_none():
         step = _checked(model, threat, batch, precision, step)
+        team = Team.of(model)
+        if together:
+            team.refuse_dealing()
         chosen = parse_all(attacks)
         pictures = gather(data, samples)
         if stages := [stage for attack in chosen for stage in attack.stages]:
@@ -96,15 +103,19 @@ def evaluate(
         images = Data.of(net, pictures, workers)
         classes = check_data(net, images)
         chosen = [autoattack.for_classes(attack, classes) for attack in chosen]
-        images_sha256 = images.digest(batch)
+        weights_sha256, settings = weights_digest(model), (seed, precision, batch, step, STARTS)
+        same = values_digest(weights_sha256, images.looks(), *settings, [a.name for a in chosen])
+    crew.check_same(same, SAME)
+    images_sha256 = images.digest(batch, crew)
+    crew.check_same(images_sha256, SAME)
+    digests = {"weights_sha256": weights_sha256, "images_sha256": images_sha256}
+    with crew.all_or_none():
+        team.check_same(values_digest(images_sha256, seed, batch, step, [a.name for a in chosen]))
         warnings = suspicious(net, images, threat, chosen, step) if checks else []
-        digests = {"weights_sha256": weights_digest(model), "images_sha256": images_sha256}
-    same = (*digests.values(), seed, precision, batch, step, STARTS)
-    crew.check_same(values_digest(*same, [a.name for a in chosen]), "a network, images or settings")
     journal = None
     if state is not None:
         with crew.all_or_none():  # and no process keeps a batch before all have looked
-            identity = values_digest(*same, told(threat))
+            identity = values_digest(*digests.values(), *settings, told(threat))
             journal = Journal(Path(state), identity, examples, first=crew.rank == 0)
             journal.meet(_answers(net, images))
     if compile:

@@ -5,13 +5,15 @@ What is read must be the same each time, in the same order; `Repeated` sees to i
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from yopo.core.checks import check_at_least, check_images
-from yopo.core.digest import parts_digest
+from yopo.core.crew import ALONE, Crew
+from yopo.core.digest import parts_digest, values_digest
 from yopo.core.random import image_keys
 from yopo.evaluation.network import Network
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from yopo.data.source import Pictures  # its room loads more than `import yopo` may
 
 Labelled = Iterable[Sequence[Tensor]]  # batches of images and labels
+BLOCK = 2**26  # bytes of images that are hashed in one piece
 HOLD = 2**30  # bytes of images of batches that are kept in memory; more are read in every pass
 CURE = (
     "attacks come back to images that do not fit into memory: give a loader without shuffle and "
@@ -57,16 +60,45 @@ class Data:
         """Labels of these rows."""
         return self.y[rows.to(self.y.device)].to(self.device)
 
-    def digest(self, batch: int) -> str:
-        """SHA-256 of all images and labels, as `values_digest` has it; they are checked, too."""
+    def digest(self, batch: int, crew: Crew = ALONE) -> str:
+        """SHA-256 of all images and labels, whatever the size of batches; they are checked, too.
 
-        def checked() -> Iterator[Tensor]:
-            for x in self._read(torch.arange(len(self)).split(batch)):
-                if x.dtype != torch.uint8:
-                    check_images(x, nn.Identity())
-                yield x
+        It is `values_digest`'s of up to BLOCK bytes of images, of more the digest of such blocks'
+        digests, which the processes of a crew deal out: each reads its own.
+        """
+        with crew.all_or_none():
+            each = self.pictures.read(torch.arange(1))
+            many = max(1, BLOCK // max(1, each.numel() * each.element_size()))
+            blocks = torch.arange(len(self)).split(many)
+            if len(blocks) == 1:
+                return self._of_block(blocks[0], self._checked(blocks[0].split(batch)))
+        mine = crew.share(blocks)
+        parts = self._checked([part for rows in mine for part in rows.split(batch)])
+        made: list[Tensor] = []
 
-        return parts_digest(len(self), checked(), self.y)
+        def digests() -> Iterator[int]:
+            for rows in mine:
+                told = self._of_block(rows, islice(parts, len(rows.split(batch))))
+                made.append(torch.tensor([[*bytes.fromhex(told)]], dtype=torch.int32))
+                yield 0
+
+        for _ in crew.rounds(len(blocks), digests()):
+            pass
+        places = crew.share(torch.arange(len(blocks)).split(1))
+        return values_digest(crew.rows(made, places, len(blocks), torch.int32), len(self))
+
+    def looks(self) -> str:
+        """A digest of the labels and the first images: by it a process has other data than one."""
+        return values_digest(self.y, self.pictures.read(torch.arange(min(len(self), 8))))
+
+    def _of_block(self, rows: Tensor, parts: Iterator[Tensor]) -> str:
+        return parts_digest(len(rows), parts, self.y[rows])
+
+    def _checked(self, parts: Sequence[Tensor]) -> Iterator[Tensor]:
+        for x in self._read(parts):
+            if x.dtype != torch.uint8:
+                check_images(x, nn.Identity())
+            yield x
 
     def _read(self, parts: Sequence[Tensor]) -> Iterator[Tensor]:
         from yopo.data.streamed import read_ahead

@@ -8,60 +8,47 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from yopo.core import seals
 from yopo.core.threat import Threat
 from yopo.evaluation.suite import Piece
 
 logger = logging.getLogger(__name__)
+NETWORK = "network"  # by which it is known again
 
 
 class Journal:
     """One small safetensors file for each finished batch, each written whole or not at all.
 
     The folder's name is made from what is evaluated, so that other weights, data or settings never
-    meet these pieces.
+    meet these pieces; their checksums from a secret of the user's, so that nobody else makes any.
     """
 
     def __init__(self, folder: Path, identity: str, examples: bool, first: bool = True) -> None:
-        self.parent, self.folder = folder, folder / identity[:16]
+        self.parent, self.folder, self.identity = folder, folder / identity[:16], identity
         self.examples, self.first = examples, first
         self.answers: Tensor | None = None
+        self._warned = False
 
     def meet(self, answers: Tensor) -> None:
         """Forget the pieces if the network answers otherwise than the one they were made with.
 
         Its weights and settings are the same; what it computes with them may not be.
         """
-        from yopo.core import tensor_files
-
-        path = self.folder / "network.safetensors"
-        try:
-            before = tensor_files.load_weights(path)["answers"] if path.exists() else answers
-        except (ValueError, KeyError, OSError):
-            before = answers[:0]
+        before = answers
+        if self._file(NETWORK).exists():
+            before = self._read(NETWORK).get("answers", answers[:0])
         alike = before.shape == answers.shape and before.dtype == answers.dtype
         if not alike or (before - answers).norm() > 0.02 * before.norm():
             self.clear()
         self.answers = answers
 
     def recall(self, key: str) -> Piece | None:
-        """The piece of that key, if it was kept and can be read."""
-        from yopo.core import tensor_files
-
-        path = self.folder / f"{key}.safetensors"
-        try:
-            t = tensor_files.load_weights(path) if path.exists() else {}
-            images = t["images"] if self.examples else torch.empty(0)
-            rows, wrong, spent = t["rows"], t["wrong"], t["seconds_and_cost"]
-            whole = rows.dtype == torch.long and wrong.dtype == torch.bool
-            fits = wrong.shape == rows.shape == (len(rows),) if rows.dim() else False
-            known = spent.shape == (2,) and bool(spent.isfinite().all())
-            if not (whole and fits and known):
-                return None
-            if self.examples and (images.dim() < 2 or len(images) != int(wrong.sum())):
-                return None
-            return Piece(rows, wrong, images, *map(float, spent))
-        except (ValueError, KeyError, OSError):
-            return None  # not there, damaged, or without the images that are wanted now
+        """The piece of that key, if it was kept here, with the images if they are wanted now."""
+        t = self._read(key) if self._file(key).exists() else {}
+        if not t or (self.examples and "images" not in t):
+            return None
+        images = t["images"] if self.examples else torch.empty(0)
+        return Piece(t["rows"], t["wrong"], images, *t["seconds_and_cost"].tolist())
 
     def keep(self, key: str, piece: Piece) -> None:
         """Write a piece."""
@@ -73,23 +60,42 @@ class Journal:
         if self.examples:
             tensors["images"] = piece.images
         # Of several processes that keep their batches here the first one says which network it is.
-        if (
-            self.first
-            and self.answers is not None
-            and not (self.folder / "network.safetensors").exists()
-        ):
-            self._write("network", {"answers": self.answers})
+        if self.first and self.answers is not None and not self._file(NETWORK).exists():
+            self._write(NETWORK, {"answers": self.answers})
         self._write(key, tensors)
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{key}.safetensors"
+
+    def _key(self, key: str) -> bytes:
+        return seals.key_for("evaluation", self.identity, key)
+
+    def _read(self, key: str) -> dict[str, Tensor]:
+        """What `_write` wrote; nothing if somebody else did, or if it is damaged."""
+        from yopo.core import tensor_files
+
+        try:
+            return tensor_files.load_weights(self._file(key), key=self._key(key))
+        except (ValueError, OSError) as error:
+            self._warn("finished batches that are damaged, or not yours, are computed again", error)
+            return {}
 
     def _write(self, key: str, tensors: dict[str, Tensor]) -> None:
         """A disk that is full costs the chance to resume, not the evaluation."""
         from yopo.core import tensor_files
 
         try:
+            seal = self._key(key)
             self.folder.mkdir(parents=True, exist_ok=True)
-            tensor_files.save_weights(self.folder / f"{key}.safetensors", tensors, {})
+            tensor_files.save_weights(self._file(key), tensors, {}, key=seal)
         except OSError as error:
-            logger.warning("could not keep a finished batch (%s); going on", error)
+            self._warn("could not keep a finished batch; going on", error)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """Once: what is wrong with one batch is wrong with many."""
+        if not self._warned:
+            logger.warning("%s (%s)", what, error)
+        self._warned = True
 
     def clear(self) -> None:
         """Forget this evaluation; those of other weights or settings stay."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from yopo.core.propagation import ATTACK_ONLY, FORWARD
+from yopo.core.undo import Undo
 
 Precision = Literal["float32", "tf32", "bf16"]
 
@@ -88,18 +89,22 @@ def products(precision: Precision) -> Iterator[None]:
         owners = [b.cudnn.conv, b.cudnn.rnn, b.cuda.matmul]
         owners += [b.mkldnn.conv, b.mkldnn.rnn, b.mkldnn.matmul]
         before = [owner.fp32_precision for owner in owners]
-        try:
+
+        def owners_back() -> None:
+            for owner, value in zip(owners, before, strict=True):
+                owner.fp32_precision = value
+
+        with Undo(owners_back):
             for owner in owners:
                 owner.fp32_precision = "tf32" if fast else "ieee"
             yield
-        finally:
-            for owner, value in zip(owners, before, strict=True):
-                owner.fp32_precision = value
     else:
-        try:
+
+        def both_back() -> None:
+            b.cudnn.allow_tf32 = tf32
+            torch.set_float32_matmul_precision(matmul)
+
+        with Undo(both_back):
             b.cudnn.allow_tf32 = fast
             torch.set_float32_matmul_precision("high" if fast else "highest")
             yield
-        finally:
-            b.cudnn.allow_tf32 = tf32
-            torch.set_float32_matmul_precision(matmul)

@@ -14,6 +14,7 @@ from yopo.core.frozen import Frozen, eval_mode, forked_rng
 from yopo.core.losses import margin
 from yopo.core.propagation import propagate
 from yopo.core.threat import Threat
+from yopo.core.undo import Undo
 
 STEPS = 20  # of the probes' own attacks, whatever the user's are
 
@@ -22,12 +23,13 @@ STEPS = 20  # of the probes' own attacks, whatever the user's are
 def untouched(model: nn.Module, x: Tensor) -> Iterator[None]:
     """Eval mode in the block, then every flag and every global random stream as before."""
     python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.inference_mode(False), eval_mode(model), forked_rng(x):
-            yield
-    finally:
+
+    def put_back() -> None:
         random.setstate(python)
         np.random.set_state(numpy)
+
+    with Undo(put_back), torch.inference_mode(False), eval_mode(model), forked_rng(x):
+        yield
 
 
 def steepest(f: Frozen, x: Tensor, y: Tensor, loss: PerSample) -> tuple[Tensor, Tensor]:

@@ -34,11 +34,10 @@ class Result:
     it.
     """
 
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, Outcome]  # by attack: which images withstood it, and what it cost
     about: dict[str, Any]  # what was evaluated, with what, where
-    warnings: Sequence[Suspicion] = ()
-    forget: Callable[[], None] = field(default=lambda: None)
-    """Remove what was kept on disk for an interrupted evaluation to go on."""
+    warnings: Sequence[Suspicion] = ()  # reasons to doubt the numbers
+    forget: Callable[[], None] = field(default=lambda: None)  # removes what `state=` kept on disk
 
     @property
     def accuracy(self) -> dict[str, float]:

@@ -13,6 +13,8 @@ from yopo.core.threat import Threat
 from yopo.evaluation.evaluate import evaluate
 from yopo.evaluation.images import gather
 
+PREFIX = "accuracy_"  # of an attack's name
+
 
 class HeldOut:
     """Held-out images and the attacks on them, for every `every`-th evaluation."""
@@ -42,7 +44,7 @@ class HeldOut:
         if first or _is_shared(network):
             with torch.inference_mode(False):
                 done = evaluate(network, self.images, self.threat, self.attacks, **self.options)
-            shares = {f"accuracy_{name}": share for name, share in done.accuracy.items()}
+            shares = {PREFIX + name: share for name, share in done.accuracy.items()}
         sent: dict[str, float] = send(shares)
         return sent
 

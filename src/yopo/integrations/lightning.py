@@ -17,7 +17,7 @@ class RobustAccuracy(Callback):  # type: ignore[misc]
     images: the pair (x, y), or batches of it, in [0, 1]. every: so many validations apart.
     network: takes the network out of the LightningModule; by default that of the first yopo method
     among its attributes, and if there is none the LightningModule itself.
-    options: what else `yopo.evaluate` takes, such as batch=500.
+    threat, attacks: as in `yopo.evaluate`. options: what else it takes, such as batch=500.
 
     The first process measures, all log the same number, so that ModelCheckpoint can monitor it.
     """

@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from yopo.core.parallel import in_group
 from yopo.core.threat import Threat
-from yopo.integrations.held_out import HeldOut
+from yopo.integrations.held_out import PREFIX, HeldOut
 
 
 class Logits(nn.Module):
@@ -30,9 +30,9 @@ class RobustAccuracy(TrainerCallback):  # type: ignore[misc]
 
     images: the pair (x, y), or batches of it, in [0, 1]. every: so many evaluations apart.
     network: makes a network from images to logits of the Trainer's model; by default `Logits`.
-    options: what else `yopo.evaluate` takes, such as batch=500.
+    threat, attacks: as in `yopo.evaluate`. options: what else it takes, such as batch=500.
 
-    So `metric_for_best_model` can choose by it, and `state.log_history` has it.
+    So `metric_for_best_model` can choose by it, with every=1, and `state.log_history` has it.
     """
 
     def __init__(
@@ -47,6 +47,15 @@ class RobustAccuracy(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         self.held = HeldOut(images, threat, attacks, every, options)
         self.network, self._evaluations = network, 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        """Refuse what the first evaluation without the metric would break off."""
+        chosen = str(args.metric_for_best_model or "").removeprefix("eval_")
+        if self.held.every > 1 and chosen.startswith(PREFIX):
+            raise ValueError(
+                f"the Trainer looks for {chosen} in every evaluation, and every={self.held.every} "
+                "leaves some without; take every=1, and a larger eval_steps to measure less often"
+            )
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401
         """Measure, and add to the metrics of this evaluation and its line in the history."""

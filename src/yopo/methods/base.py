@@ -2,9 +2,10 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Self, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from yopo.core.checks import (
     check_targets,
     check_threat,
     check_trainable,
+    check_unflattened,
 )
 from yopo.core.exchange import watch
 from yopo.core.first_layer import Cut, Split
@@ -35,6 +37,21 @@ from yopo.core.losses import Loss
 from yopo.core.parallel import own_passes, parallel, training_step
 from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
+from yopo.core.undo import surely
+
+Work = TypeVar("Work", bound=Callable[..., Any])
+
+
+def as_written(work: Work) -> Work:
+    """A function that runs as it is written also in a step that the user gave to torch.compile."""
+
+    @wraps(work)
+    def run(*args: Any, **kwargs: Any) -> object:  # noqa: ANN401
+        if torch.compiler.is_compiling():  # disable() loads the compiler; who has none needs none
+            return torch.compiler.disable(work)(*args, **kwargs)
+        return work(*args, **kwargs)
+
+    return cast(Work, run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +75,9 @@ class Method(ABC):
 
     `loss = method(x, y)` is the same as a loss, for frameworks that call `loss.backward()`. Else
     it changes only what any training pass does, BatchNorm's statistics; Free also steps its
-    optimizer. The class attributes, `cut`, `settings`, `on`, `run`, `state_dict` and
-    `load_state_dict` are all that the engine, the trainer and checkpoints ask of a method.
+    optimizer. The engine, the trainer and checkpoints ask a method for its class attributes, for
+    `model` and `loss`, and for `backward`, `prepare`, `cut`, `settings`, `on`, `run`, `state_dict`
+    and `load_state_dict`, and for nothing else; the trainer sets `threat` while the radius grows.
     """
 
     compares_classes = False  # with one logit, whose softmax is always 1, it would do nothing
@@ -89,6 +107,8 @@ class Method(ABC):
         parts += [f"{name}={value!r}" for name, value in self.settings().items()]
         return f"{type(self).__name__}({', '.join(parts)})"
 
+    @as_written
+    @surely
     def backward(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Step:
         """Accumulate this method's weight gradient in .grad, as `loss.backward()` does.
 
@@ -101,6 +121,8 @@ class Method(ABC):
             with training_step(type(self).__name__), all_or_nothing(self.model):
                 return self._run(*checked)
 
+    @as_written
+    @surely
     def __call__(self, x: Tensor, y: Tensor, eta: Tensor | None = None) -> Tensor:
         """A loss () whose backward() adds to .grad what `backward` would have added.
 
@@ -140,6 +162,7 @@ class Method(ABC):
             eta = eta.detach().to(x.dtype)
         return plain(x), plain(y if y.is_floating_point() else y.long()), eta
 
+    @surely
     @own_passes()
     def prepare(self, x: Tensor, y: Tensor) -> None:
         """Check a batch, and study the network on it if this is the first; trains nothing."""
@@ -148,6 +171,7 @@ class Method(ABC):
         check_images(x, self.model)
         made_of_now = made_of(self.model)
         if self._classes is None or self._made_of != made_of_now:
+            check_unflattened(self.model)  # it may have been wrapped since
             self._classes, self._made_of = count_classes(self.model, x), made_of_now
         if self.compares_classes and self._classes < 2:
             raise ValueError(
@@ -177,6 +201,7 @@ class Method(ABC):
         other.model, other.threat, other.loss, other.split = model, threat, loss, split
         return other
 
+    @surely
     def run(self, x: Tensor, y: Tensor) -> Step:
         """As `backward`, but x and y are not checked, and .grad holds half of it after an error."""
         with training_step(type(self).__name__):
@@ -201,7 +226,7 @@ class Method(ABC):
 
 
 class AdversarialMethod(Method):
-    """A way to train against a threat."""
+    """A way to train against a threat. model, threat, loss, generator: as for `yopo.YOPO`."""
 
     threat: Threat
 

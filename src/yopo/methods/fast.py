@@ -16,7 +16,8 @@ from yopo.methods.base import AdversarialMethod, Step
 class Fast(AdversarialMethod):
     """One ascent step of size 1.25·eps (or `step`) from a uniform start, then ∇θ.
 
-    attack_mode: as for PGD, but "train" by default, as its authors do.
+    attack_mode: as for `yopo.PGD`, but "train" by default, as its authors do.
+    model, threat, loss, generator: as for `yopo.YOPO`.
     """
 
     def __init__(

@@ -19,6 +19,7 @@ class Free(AdversarialMethod):
     `backward` makes the first m − 1 optimizer steps itself and leaves the m-th gradient in .grad,
     so the training loop stays the usual one. Its loss and logits are the last replay's.
     eta goes on from one batch to the next and starts at zero. step: of the adversary, default eps.
+    optimizer: of all the model's weights. model, threat, loss: as for `yopo.YOPO`.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from yopo.methods.base import Method, Step
 
 
 class Natural(Method):
-    """Plain backprop at x: the baseline."""
+    """Plain backprop at x: the baseline. model, loss: as for `yopo.YOPO`."""
 
     def __init__(self, model: nn.Module, *, loss: Loss | None = None) -> None:
         super().__init__(model, loss=loss)

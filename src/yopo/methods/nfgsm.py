@@ -17,7 +17,8 @@ class NFGSM(AdversarialMethod):
     """Noise uniform in the ball of radius noise·eps, one step of size eps (or `step`), then ∇θ.
 
     eta stays in the box but may leave the ball of radius eps; that is the method's point. A given
-    eta takes the noise's place. attack_mode: as for PGD, but "train" by default.
+    eta takes the noise's place. attack_mode: as for `yopo.PGD`, but "train" by default.
+    model, threat, loss, generator: as for `yopo.YOPO`.
     """
 
     def __init__(

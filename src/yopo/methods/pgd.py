@@ -18,6 +18,7 @@ class PGD(AdversarialMethod):
 
     attack_mode: "eval" runs the attack passes in eval mode (BatchNorm with running statistics);
     "train" runs them with the model's own flags. Neither moves a running statistic.
+    model, threat, loss, generator: as for `yopo.YOPO`.
     """
 
     def __init__(

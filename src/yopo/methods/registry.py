@@ -31,7 +31,7 @@ PLAIN = (int, float, bool, str, Sequence[str], list[str])  # what a file or a fl
 class Setting(NamedTuple):
     """What a signature cannot say of a parameter: a line of help, and its bounds."""
 
-    about: str = ""
+    about: str = ""  # a line of help
     least: float | None = None  # allowed itself
     above: float | None = None  # not allowed itself
 
@@ -48,7 +48,7 @@ class Entry:
     numbers: tuple[str, ...] = ()
     ending: str | None = None
     eta_steps: tuple[str, ...] = ()  # settings whose product is the steps of threat.step a batch
-    settings: Mapping[str, Setting] = field(default_factory=dict)
+    settings: Mapping[str, Setting] = field(default_factory=dict)  # help and bounds, by name
     label: str = ""  # in reports; the name in capitals by default
     example: str = ""  # of a spec; with all its numbers by default, where the class is given
     attacks: bool = True  # whether it trains against an adversary
@@ -158,7 +158,7 @@ FROM_NOUGHT = Setting(least=0)
 
 
 def register(entry: Entry) -> None:
-    """Make a method known; one of your own takes an earlier one's place, as in a notebook."""
+    """Make the method of `entry` known; one of yours replaces an earlier one, as in a notebook."""
     there = ENTRIES.get(entry.name)
     if there is not None and isinstance(there.given, str):
         raise ValueError(f"{entry.name} is yopo.{there.method.__name__}; give yours another name")

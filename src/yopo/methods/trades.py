@@ -27,7 +27,8 @@ class TRADES(AdversarialMethod):
     """TRADES-r: r = `steps` ascent steps on 𝓛(f(x), f(x + eta)), then ∇θ [loss + beta·𝓛].
 
     𝓛 is KL(f(x) ‖ f(x + eta)) and beta is the paper's 1/λ. eta starts uniform in the ball: at
-    eta = 0 the gradient of 𝓛 vanishes. attack_mode: as for PGD.
+    eta = 0 the gradient of 𝓛 vanishes. attack_mode: as for `yopo.PGD`. loss: of the clean images.
+    model, threat, generator: as for `yopo.YOPO`.
     """
 
     compares_classes = True

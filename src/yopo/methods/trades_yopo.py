@@ -20,7 +20,8 @@ class TRADESYOPO(AdversarialMethod):
     """YOPO's m·n adversary steps on 𝓛(f(x), f(x + eta)), then TRADES' gradient at eta^{m,n}.
 
     Only the last perturbation gives a weight gradient, so all m propagations are attack-only.
-    first_layer: as for YOPO. beta, attack_mode: as for TRADES.
+    model, threat, m, n, first_layer, generator: as for `yopo.YOPO`. beta, attack_mode, loss: as for
+    `yopo.TRADES`.
     """
 
     compares_classes = True

@@ -38,8 +38,10 @@ class PreActBlock(nn.Module):
 class PreActResNet(nn.Module):
     """conv1, then stages layer1, layer2, … of blocks, a global average and a linear layer.
 
-    Every stage but the first halves the resolution. final_bn: BatchNorm and ReLU before the
-    average; without it, as in the released YOPO code, large learning rates diverge.
+    stem: filters of conv1. widths, blocks: filters and blocks of each stage; every stage but the
+    first halves the resolution. channels: of the images. classes: to tell apart. final_bn:
+    BatchNorm and ReLU before the average; without it, as in the released YOPO code, large learning
+    rates diverge.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ def preactresnet18(
 ) -> PreActResNet:
     """PreAct-ResNet18; `width` filters in the first stage, doubled in each further one.
 
+    classes, channels, final_bn: as for `PreActResNet`. blocks: in each stage.
     Weights of RobustBench's default network, or of locuslab's, fit once `shortcut.0` is renamed
     `shortcut`, and give other answers: their shortcuts see x, these relu(bn(x)), as the paper's do.
     Compare clean accuracy before you attack what you loaded.
@@ -104,7 +107,7 @@ def preactresnet18(
 def wideresnet(
     classes: int = 10, *, channels: int = 3, depth: int = 34, width: int = 10
 ) -> PreActResNet:
-    """WRN-depth-width, by default WRN-34-10."""
+    """WRN-depth-width, by default WRN-34-10; `channels` of the images, `classes` to tell apart."""
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"expected depth = 6k + 4 (10, 16, 22, 28, 34, …), got {depth}")
     net = PreActResNet(
@@ -128,7 +131,7 @@ def fitted(
 
     Its stages halve the image until it is at most 8x8 (six at most); the last has `width` filters,
     each before it half as many, but at least 16. Where a stage sees more than 32x32, it is one
-    block, else two.
+    block, else two. classes, channels: as for `PreActResNet`.
     """
     if size < 1 or width < 1:
         raise ValueError(f"expected size and width of at least 1, got {size} and {width}")

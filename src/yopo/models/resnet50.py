@@ -78,5 +78,9 @@ def resnet50(
     width: int = 64,
     blocks: Sequence[int] = (3, 4, 6, 3),
 ) -> ResNet:
-    """ResNet-50, for images of 224x224 or any other size."""
+    """ResNet-50, for images of 224x224 or any other size.
+
+    classes: to tell apart. channels: of the images. width: filters of the stem, 64 by default.
+    blocks: in each stage.
+    """
     return ResNet(classes, channels=channels, width=width, blocks=blocks)

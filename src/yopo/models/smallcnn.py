@@ -10,6 +10,7 @@ from yopo.models.stem import Stem
 class SmallCNN(nn.Sequential):
     """For (B, channels, size, size); `width` filters, then twice as many, `hidden` linear units.
 
+    classes: to tell apart. dropout: its rate, before the second linear layer.
     f0 is conv1 with first_layer="conv1" (the default split; affine) and conv1+ReLU with "relu1",
     as in the paper's MNIST runs.
     """

@@ -11,7 +11,7 @@ from yopo.paper.reproduction import TABLES
 from yopo.paper.tables import paper
 from yopo.report.clock import undisturbed
 from yopo.report.groups import baseline, same_hardware, seeds, timed
-from yopo.report.records import Run
+from yopo.report.records import Run, strength
 from yopo.report.tables import Beside, Cell, Table
 
 
@@ -74,26 +74,28 @@ def _label(group: Sequence[Run]) -> Cell:
 def _ours(group: Sequence[Run], attack: str) -> Cell:
     """The accuracy with its interval; of several seeds the mean, the lowest and the highest.
 
-    Evaluations of one kind, that of the most seeds; without any, what the runs measured themselves.
+    Evaluations of one kind, at the radius of the training and of the most seeds before others;
+    without any, what the runs measured themselves.
     """
     kinds: dict[tuple[Any, ...], dict[str, tuple[float, Interval]]] = {}  # of each run
     for run in group:
         for e in run.evaluations.values():
+            own = strength(run.config, e).own_radius
             for which in run.weights(e) if attack in e["attacks"] else ():
-                a = e["attacks"][attack]
-                kind = which, e["about"]["images"], f"{e['about']['threat']}, {a['settings']}"
+                a, many = e["attacks"][attack], e["about"]["images"]
+                kind = own, which, many, f"{e['about']['threat']}, {a['settings']}"
                 kinds.setdefault(kind, {})[run.name] = a["accuracy"], tuple(a["interval"])
     if not kinds:
         for run in group:
-            which, own = run.own
-            if run.result and attack in own:
+            which, shown = run.own
+            if run.result and attack in shown:
                 n = run.result["test_images"]
-                interval = wilson(round(own[attack] * n), n)
-                kinds.setdefault((which, n, "own"), {})[run.name] = own[attack], interval
+                interval = wilson(round(shown[attack] * n), n)
+                kinds.setdefault((True, which, n, "own"), {})[run.name] = shown[attack], interval
     if not kinds:
         return "–"
-    kind = max(kinds, key=lambda kind: (len(kinds[kind]), kind[1]))
-    (weights, images, _), measured = kind, list(kinds[kind].values())
+    kind = max(kinds, key=lambda kind: (kind[0], len(kinds[kind]), kind[2]))
+    (_, weights, images, _), measured = kind, list(kinds[kind].values())
     shares = [share for share, _ in measured]
     spread = measured[0][1] if len(measured) == 1 else (min(shares), max(shares))
     words = [f"{100 * spread[0]:.1f}–{100 * spread[1]:.1f}", f"{weights} weights"]

@@ -40,13 +40,13 @@ Evaluate = Callable[..., object]  # as evaluate_run
 class How:
     """What a reproduction does beside, or instead of, what the paper did."""
 
-    seeds: Sequence[int] = (0,)
+    seeds: Sequence[int] = (0,)  # of each row
     epochs: int | None = None  # fewer than the recipes': for times alone
     quick: bool = False  # embedded digits, minutes on a CPU
     attacks: Sequence[str] = ()  # more than the paper's
     samples: int | None = None  # test images for those; all by default
     untimed: bool = False  # several at once on one GPU: their time does not count
-    device: str | None = None
+    device: str | None = None  # by default a GPU if there is one
 
     def check(self) -> None:
         """Refuse what does not go together."""
@@ -79,8 +79,9 @@ def reproduce(
 ) -> Summary:
     """A table of the paper, or some of its rows: run what is missing, and sum up what is there.
 
-    Each row's runs are in out/row-seed-N. One attack more runs those before it anew, for the worst
-    case over all.
+    name: "table1" to "table4". how: seeds, further attacks and the like. watched: opened with each
+    run's folder and settings, to watch it. evaluate: called as `evaluate_run`. Each row's runs are
+    in out/row-seed-N. One attack more runs those before it anew, for the worst case over all.
     """
     if name not in TABLES:
         raise ValueError(f"no table {name!r}; there are {', '.join(TABLES)}")

@@ -20,6 +20,7 @@ from yopo.core.frozen import eval_mode, untouched
 from yopo.core.parallel import own_passes
 from yopo.core.propagation import ATTACK_ONLY, FULL
 from yopo.core.threat import L2, Linf, Threat
+from yopo.core.undo import surely
 from yopo.pmp.adversary import FirstLayer, descend, lbfgs_argmin, linear_argmin
 from yopo.pmp.dynamics import Dynamics
 from yopo.pmp.layers import NO_LAYERS, SharedError
@@ -58,15 +59,15 @@ class Depth:
 class Diagnosis:
     """A network's co-states, Hamiltonian gaps and residuals, and what follows for m, n and f0."""
 
-    clean_loss: float
+    clean_loss: float  # without an attack
     strong_loss: float  # under PGD with many steps and two starts
-    depths: list[Depth]
+    depths: list[Depth]  # for each place where f0 may end
     pgd: dict[str, float]  # "r": part of the strong attack's gain that PGD-r makes
     residuals: dict[str, float]  # layer: ‖θ_t‖·‖∇θ_t H_t‖/loss, under the strong attack
     target: float  # part of the strong attack's gain that a recommendation must make
-    m: int
-    n: int
-    first_layer: str
+    m: int  # that is recommended
+    n: int  # likewise
+    first_layer: str  # likewise
     because: list[str]  # what the recommendation rests on
 
     def tree(self) -> dict[str, Any]:
@@ -74,6 +75,7 @@ class Diagnosis:
         return asdict(self)
 
 
+@surely
 @own_passes()
 def diagnose(
     model: nn.Module,
@@ -85,10 +87,11 @@ def diagnose(
     m: int = 8,
     generator: torch.Generator | None = None,
 ) -> Diagnosis:
-    """Study a network on images x (B, ...) with labels y (B,), and recommend m, n and f0.
+    """Study `model` on images x (B, ...) with labels y (B,), and recommend m, n and f0.
 
-    splits: names of modules where f0 may end; by default the first two there are and those a
-    quarter and half of the way down. m: the largest to try.
+    threat: what it is to withstand. generator: of random starts. splits: names of modules where f0
+    may end; by default the first two there are and those a quarter and half of the way down. m: the
+    largest to try.
     """
     check_at_least("m", m, 1)
     check_threat(threat)

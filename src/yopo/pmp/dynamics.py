@@ -48,7 +48,7 @@ class Trajectory:
 class Dynamics:
     """x_{t+1} = f_t(x_t, θ_t), with Hamiltonians H_t(x, p, θ) = p·f_t(x, θ) − R_t(x, θ)/B.
 
-    layers: modules that follow each other; `Dynamics.of` takes them from a model.
+    layers: modules that follow each other; `Dynamics.of` takes them from a model. regulariser: R_t.
     """
 
     def __init__(

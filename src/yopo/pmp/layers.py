@@ -20,6 +20,7 @@ from yopo.core.frozen import (
     uncompiled,
     untouched,
 )
+from yopo.core.undo import hooked
 
 Theta = Sequence[nn.Parameter]  # the parameters of one layer
 
@@ -146,7 +147,7 @@ class Segmented:
 
         with ExitStack() as hooks, eager(self._eager):
             for t, module in enumerate(self._ends):
-                hooks.enter_context(module.register_forward_hook(cut(t)))
+                hooks.enter_context(hooked(module, cut(t)))
             logits = self.model(begun[0][0].clone())
         segments.append(Segment(begun[-1][0], logits, begun[-1][1]))
         if len(segments) != len(self.names):
@@ -169,10 +170,10 @@ class Segmented:
             if t > 0:
                 shape = (len(x), *self._example.shape[1:])
                 given = self._example.to(x.device).expand(shape).clone()
-                stack.enter_context(self._ends[t - 1].register_forward_hook(enter))
+                stack.enter_context(hooked(self._ends[t - 1], enter))
                 stack.enter_context(torch.no_grad())
             if t < len(self._ends):
-                stack.enter_context(self._ends[t].register_forward_hook(leave))
+                stack.enter_context(hooked(self._ends[t], leave))
             try:
                 logits: Tensor = self.model(given)
             except Stopped as left:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from yopo.core.frozen import RngState, forked_rng, untouched
 from yopo.core.propagation import FULL
+from yopo.core.undo import Undo
 from yopo.pmp.dynamics import Dynamics, Trajectory, WeightDecay
 from yopo.pmp.lbfgs import lbfgs
 
@@ -74,14 +75,14 @@ class Argmax:
         def loss() -> Tensor:
             return -self.augmented(t, before)
 
-        try:
+        def put_back() -> None:
+            for p, b in zip(theta, before, strict=True):
+                p.detach().copy_(b)
+                p.grad = None
+
+        with Undo(put_back):
             calls = untouched(self.dynamics.layers.model, lambda: lbfgs(theta, loss, self.n))
             moved = [b - p.detach() for b, p in zip(before, theta, strict=True)]
-        finally:
-            with torch.no_grad():
-                for p, b in zip(theta, before, strict=True):
-                    p.copy_(b)
-                    p.grad = None
         for p, step in zip(theta, moved, strict=True):
             p.grad = step
         return calls

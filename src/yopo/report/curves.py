@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from yopo.core import files
 from yopo.evaluation.card import duration
 from yopo.methods.registry import ENTRIES
 from yopo.report.clock import busy
@@ -231,7 +232,8 @@ def save_figures(runs: Sequence[Run], folder: Path) -> list[Path]:
             path = folder / f"{stem}.{kind}"
             with mpl.rc_context({"svg.hashsalt": "yopo"}):
                 metadata = {"Date": None} if kind == "svg" else None
-                figure.savefig(path, dpi=150, metadata=metadata)
+                with files.whole(path) as writing:  # a link there may lead anywhere
+                    figure.savefig(writing, format=kind, dpi=150, metadata=metadata)
             written.append(path)
     return written
 

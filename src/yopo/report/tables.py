@@ -96,8 +96,8 @@ def own_table(runs: Sequence[Run]) -> Table | None:
         f"The whole test set ({tasks}), at the end of training, under the short PGD that also "
         "watched over it: with the weights of the best held-out robust accuracy (the last "
         "evaluated ones with evaluate.keep last) and with the last ones. Its steps are 2.5·eps/r, "
-        "where an evaluation may take others. Numbers differ from those above because images and "
-        "attack do; the evaluation above counts."
+        "in L2 at least eps/4, where an evaluation may take others. Numbers differ from those "
+        "above because images and attack do; the evaluation above counts."
     )
     return Table("own", ["run", *(f"{a}, {which}" for a, which in pairs)], rows, text)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import yopo
+from yopo.core.crew import ALONE
 from yopo.evaluation.network import Precision
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import Tell
@@ -24,7 +25,7 @@ from yopo.runs import closeup, evaluating, folder, state
 from yopo.runs.alone import alone_in
 from yopo.runs.build import build_data, out_of_reach, propagations, with_m
 from yopo.runs.cost import Cost, cost_of
-from yopo.runs.distributed import pick_device
+from yopo.runs.distributed import pick_device, seen_by_first, start
 from yopo.runs.evaluating import Evaluation
 from yopo.runs.fitting import fitted, misfits_in_a_sentence, said_of
 from yopo.runs.hub import local
@@ -49,7 +50,7 @@ from yopo.runs.trainer import Trainer
 
 
 def configure(source: str | Path, *over: Tree) -> Config:
-    """The settings of a recipe or a YAML file, with others over them, the last on top.
+    """The settings of `source`, a recipe or a YAML file, with others over them, the last on top.
 
     With other epochs drops and warm-ups move along; with another radius the step does. A batch or
     a number of epochs that is given stays, whatever the recipe's `fit` says.
@@ -78,8 +79,8 @@ def method_configs(
 ) -> dict[str, Config]:
     """The same settings for several methods, named as "pgd-10" or "yopo-5-3".
 
-    under: settings that the methods' own lie over. most: propagations per image that each may
-    spend: as many epochs as these pay for.
+    source, over: as in `configure`. under: settings that the methods' own lie over. most:
+    propagations per image that each may spend: as many epochs as these pay for.
     """
     configs: dict[str, Config] = {}
     base = under or {}
@@ -142,7 +143,7 @@ def train_run(
     name: str | None = None,
     track: Track | None = None,
 ) -> Tree:
-    """Train in the folder `out`; return what stands in its result.
+    """Train as `config` says in the folder `out`; return what stands in its result.
 
     resume: go on from the newest checkpoint there, if there is one. device: by default a GPU if
     there is one. name: what lines of the log call the run; by default its method. watch: told of
@@ -153,12 +154,14 @@ def train_run(
     In the main thread, the first Ctrl-C, SIGTERM or SIGHUP finishes the step, saves, and raises
     `yopo.runs.progress.StopRequested`. A training that collapses for good is a RuntimeError.
     """
-    refuse_taken(out, resume=resume)
+    chosen = pick_device(device)
+    start(chosen)  # what the first process sees in the folder counts
+    seen_by_first(lambda: refuse_taken(out, resume=resume))
     watch = Told(watch or Logged())
     tracking = Tracking(track or (), out, out.name, config.tree(), watch.say)
-    chosen = pick_device(device)
     data = build_data(config.data)
     config = fitted(config, data)
+    watch.begin(config.epochs)
     trainer = Trainer(config, data, out, watch, chosen)
     if trainer.learner.rank == 0:
         watch.tracking = tracking
@@ -205,24 +208,29 @@ def compare_runs(
     watch: Callable[[str], AbstractContextManager[Watcher]] | None = None,
     track: Track | None = None,
 ) -> dict[str, Tree]:
-    """Train each configuration in a folder of its name in `out`; return their results by name.
+    """Train each of `configs` in a folder of its name in `out`; return their results by name.
 
     All folders are checked before anything is trained. resume: go on with unfinished runs, and take
-    the results of finished ones. watch: opened with the name of each run. track: as in `train_run`,
-    a run of each tracker's for each.
+    the results of finished ones. watch: opened with the name of each run. device: as in
+    `train_run`, and track: a run of each tracker's for each.
     """
-    for name, config in configs.items():
-        path = out / name
-        if resume and folder.is_finished(path):
-            there = validate(folder.read_settings(path, run=True))
-            mine = fitted(config, build_data(config.data)) if config.fit else config
-            refuse_another(path, what_counts(there), what_counts(mine))
-        else:
-            refuse_taken(path, resume=resume)
+
+    def check() -> None:
+        for name, config in configs.items():
+            path = out / name
+            if resume and folder.is_finished(path):
+                there = validate(folder.read_settings(path, run=True))
+                mine = fitted(config, build_data(config.data)) if config.fit else config
+                refuse_another(path, what_counts(there), what_counts(mine))
+            else:
+                refuse_taken(path, resume=resume)
+
+    start(pick_device(device))
+    seen_by_first(check)
     results: dict[str, Tree] = {}
     for name, config in configs.items():
         with watch(name) if watch else nullcontext(Logged()) as watcher:
-            done = _result(out / name, watcher) if resume else None
+            done = seen_by_first(lambda: _result(out / name, watcher)) if resume else None  # noqa: B023
             how: Tree = {"resume": resume, "device": device, "track": track}
             results[name] = done or train_run(config, out / name, watch=watcher, name=name, **how)
     return results
@@ -288,51 +296,54 @@ def evaluate_run(
     show: Callable[[Result], None] | None = None,
     track: Track | None = None,
     say: Callable[[str], None] | None = None,
+    together: bool = False,
 ) -> Evaluation:
     """Attack the network of a run folder, or of a weights file, on its test set; write the result.
 
     weights: "best" (default) or "last", of a run folder. samples: test images, drawn with `seed`;
-    all by default. eps: by default the run's. step, batch, precision, compile, progress: as in
-    `yopo.evaluate`. examples: write the images found, too, and which classes were confused. radii:
-    a short PGD at others, too. trust, model_name, data_root, data_path: see `yopo.runs.saved.find`;
-    without the first two only our networks and timm's are built. settings: of a network that no run
-    made, whose weights file `run` is; see `yopo.runs.borrowed.borrow`. show: is given the result
-    first.
-    track: as in `train_run`; a tracker that was told of the training is told of this as the same
-    run: the accuracies, eight images without and under attack, the card. say: hears of trackers
-    that fail.
+    all by default. eps: by default the run's. attacks, step, batch, precision, compile, progress:
+    as in `yopo.evaluate`. device: by default a GPU if there is one. examples: write the images
+    found, too, and which classes were confused. radii: a short PGD at others, too. trust,
+    model_name, data_root, data_path: see `yopo.runs.saved.find`; without the first two only our
+    networks and timm's are built. settings: of a network that no run made, whose weights file `run`
+    is; see `yopo.runs.borrowed.borrow`. show: is given the result first. track: as in `train_run`;
+    a tracker that was told of the training is told of this as the same run: the accuracies, eight
+    images without and under attack, the card. say: hears of trackers that fail. together: all
+    processes that torchrun started make this call, and share the work out as in `yopo.evaluate`;
+    the first one shows, writes and tells trackers.
 
     Finished batches are kept as they come: after an interruption the same call goes on.
     """
     whose: dict[str, Any] = {"weights": weights, "eps": eps, "trust": trust, "settings": settings}
     whose |= {"model_name": model_name, "data_root": data_root, "data_path": data_path}
     saved = evaluating.check(run := local(run), attacks, **whose)
-    place = folder.tracked_in(run)
-    tracking = Tracking(track or (), place, place.name, saved.config.tree(), say or Logged().say)
-    arrays = load_data(saved)
-    pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)
-    model = load_model(saved, arrays).to(pick_device(device))
-    written = folder.EvaluationFiles.of(run).checked()
+    how: Tree = {"batch": batch, "seed": seed, "precision": precision, "step": step}
+    how |= {"compile": compile, "examples": examples, "progress": progress, "together": together}
+    chosen = pick_device(device)
+    crew = evaluating.crew_on(chosen) if together else ALONE
+    with crew.all_or_none():
+        place, told = folder.tracked_in(run), track if crew.rank == 0 and track else ()
+        tree, say = saved.config.tree(), say or Logged().say
+        tracking = Tracking(told, place, place.name, tree, say, here=not trust)
+        arrays = load_data(saved)
+        pictures, drawn = evaluating.choose_images(arrays.test, samples, seed)
+        model = load_model(saved, arrays).to(chosen)
+        written = folder.EvaluationFiles.of(run).checked()
     result = yopo.evaluate(
         model,
         pictures,
         threat := evaluating.choose_threat(saved.config, eps),
         attacks,
-        batch=batch,
-        seed=seed,
-        precision=precision,
-        step=step,
-        compile=compile,
-        examples=examples,
         state=written.state,
-        progress=progress,
         about=evaluating.words(saved, model, drawn),
         workers=(readers := workers(saved.config.data)),
+        **how,
     )
-    if show is not None:
+    if show is not None and crew.rank == 0:
         show(result)
-    seen = closeup.Seen(model, pictures, arrays.names, threat, result, batch, readers)
-    done = evaluating.write(written, result, run, closeup.look(seen, written, examples, radii))
+    seen = closeup.Seen(model, pictures, arrays.names, threat, result, batch, readers, crew)
+    more = closeup.look(seen, written, examples, radii)
+    done = evaluating.write(written, result, run, more, crew)
     if tracking:
         evaluated(tracking, seen, saved.config.epochs)
     return done

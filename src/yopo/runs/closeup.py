@@ -13,6 +13,7 @@ import yopo
 from yopo.attacks import pgd
 from yopo.attacks.steps import step_size
 from yopo.core import tensor_files
+from yopo.core.crew import ALONE, Crew
 from yopo.core.threat import L2, Linf, Threat
 from yopo.data.source import Pictures, Rows
 from yopo.data.streamed import read_ahead
@@ -39,6 +40,7 @@ class Seen:
     result: Result
     batch: int
     workers: int  # processes that read pictures
+    crew: Crew = ALONE  # processes that look together
 
     @property
     def y(self) -> Tensor:
@@ -57,10 +59,15 @@ class Seen:
 
 
 def look(seen: Seen, written: EvaluationFiles, examples: bool, radii: bool) -> dict[str, Any]:
-    """What an evaluation's file says beside the result, and the pictures if they are asked for."""
+    """What an evaluation's file says beside the result, and the pictures if they are asked for.
+
+    Of several processes the first writes them, which alone has them.
+    """
     more: dict[str, Any] = {"classes": by_class(seen)}
-    if examples and (counts := save_examples(written.examples, seen)) is not None:
-        more["confusion"] = counts
+    with seen.crew.all_or_none():
+        mine = examples and seen.crew.rank == 0
+        if mine and (counts := save_examples(written.examples, seen)) is not None:
+            more["confusion"] = counts
     return more | ({"radii": at_radii(seen)} if radii else {})
 
 
@@ -114,6 +121,7 @@ def at_radii(seen: Seen) -> dict[str, Any]:
                 precision=about["precision"],
                 checks=False,
                 workers=seen.workers,
+                together=seen.crew.world > 1,
             )
             rows = rows[result.correct[AT_RADII]]
         shares.append(len(rows) / n)

@@ -2,19 +2,19 @@
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from yopo.core.crew import anyone, exchanged_on, gathered, summed
+from yopo.core.crew import Crew, anyone, exchanged_on, gathered, summed
 from yopo.core.files import parse_json
 from yopo.core.parallel import in_group
 
 __all__ = ["anyone", "from_first", "gathered", "gathered_by_first", "pick_device"]
-__all__ += ["same_everywhere", "start"]
+__all__ += ["same_everywhere", "seen_by_first", "start"]
 __all__ += ["summed", "synchronise_batchnorm", "told_to_all", "wait_for_all"]
 
 
@@ -76,6 +76,17 @@ def told_to_all(value: Any) -> list[Any]:  # noqa: ANN401
         parse_json(bytes(part[:size].tolist()).decode(), "a state", nan=True)
         for part, size in zip(parts, sizes, strict=True)
     ]
+
+
+def seen_by_first(look: Callable[[], Any]) -> Any:  # noqa: ANN401
+    """What the first process sees, as JSON, in all of them; what it refuses, all refuse.
+
+    From other machines a folder may look otherwise, for a while or for good.
+    """
+    crew = Crew.of_group()
+    with crew.all_or_none():
+        seen = look() if crew.rank == 0 else None
+    return told_to_all(seen)[0]
 
 
 def from_first(values: list[float]) -> list[float]:

@@ -10,12 +10,14 @@ from torch import nn
 
 from yopo.attacks.names import parse_all
 from yopo.core import files, seals
+from yopo.core.crew import Crew
 from yopo.core.threat import L2, Linf
 from yopo.data.source import Pictures, Rows
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import check_norm
 from yopo.runs.borrowed import borrow
 from yopo.runs.build import build_threat
+from yopo.runs.distributed import start
 from yopo.runs.folder import EvaluationFiles, read_evaluation, read_result
 from yopo.runs.hub import local
 from yopo.runs.overlay import Tree
@@ -88,13 +90,22 @@ def words(saved: Saved, model: nn.Module, drawn: str) -> dict[str, str]:
     }
 
 
+def crew_on(device: torch.device) -> Crew:
+    """The processes that torchrun started, with that device in this one; met now, if not before."""
+    start(device)
+    return Crew.of_group()
+
+
 def write(
-    written: EvaluationFiles, result: Result, run: Path, more: Mapping[str, Any]
+    written: EvaluationFiles, result: Result, run: Path, more: Mapping[str, Any], crew: Crew
 ) -> Evaluation:
-    """Write the values and the card; only then are the finished batches forgotten."""
-    aside = set_aside(written, result, run)
-    seals.write_json(written.values, {**result.to_dict(), **more})
-    files.write_text(written.card, result.card())
+    """The first process writes the values and the card; only then all forget finished batches."""
+    aside = None
+    with crew.all_or_none():
+        if crew.rank == 0:
+            aside = set_aside(written, result, run)
+            seals.write_json(written.values, {**result.to_dict(), **more})
+            files.write_text(written.card, result.card())
     result.forget()
     return Evaluation(result, written, aside)
 

@@ -38,7 +38,7 @@ NEAR = 1e-3  # of the largest logit: what another order of sums may change
 STEPS, BATCH, COMPARED = 20, 50, 16
 WORDS = (
     *("class_names", "image_shape", "input", "output", "model", "method", "data", "threat"),
-    *("accuracy", "accuracy_from", "weights_sha256", "made_by"),
+    *("accuracy", "accuracy_from", "accuracy_under", "weights_sha256", "made_by"),
 )
 Judge = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> logits (B, classes)
 
@@ -47,7 +47,7 @@ Judge = Callable[[Tensor], Tensor]  # (B, C, H, W) float32 in [0, 1] -> logits (
 class Exported:
     """A file, and how it answers beside the network that it was made of."""
 
-    path: Path
+    path: Path  # of the file
     words: dict[str, str]  # in the file, beside the network
     difference: float | None  # the largest of any logit; None: nothing here can run the file
     check: str = ""  # accuracies, in words, if they were asked for
@@ -71,10 +71,12 @@ def export_run(
 ) -> Exported:
     """Write the network of a run folder or of a weights file as `to`, "onnx" or "pt2".
 
-    out: by default beside the weights. The file's answers are compared with the network's on
-    random images of several batch sizes, and it is not kept if they differ. check: so many test
-    images are attacked with PGD-20, too; of ONNX, which has no gradients, on the network itself
-    (on `device`), and the file judges them. Others are as in `yopo.runs.api.evaluate_run`.
+    out: by default beside the weights; overwrite: whatever is there. The file's answers are
+    compared with the network's on random images of several batch sizes, and it is not kept if they
+    differ. check: so many test images are attacked with PGD-20, too; of ONNX, which has no
+    gradients, on the network itself (on `device`), and the file judges them. seed: of what is drawn
+    for that. say: hears what is done. weights, trust, model_name, data_root, data_path: as in
+    `yopo.runs.api.evaluate_run`.
     """
     if to not in FORMATS:
         raise ValueError(f"expected --to {' or '.join(FORMATS)}, got {to!r}")
@@ -112,6 +114,8 @@ def export_run(
 def about(run: Path, saved: Saved, images: DataSet) -> dict[str, str]:
     """What stands in the file, each a text; what is more than a word is JSON."""
     config, known = saved.config, accuracies(run, saved)
+    trained = {"name": config.threat.name, "eps": config.threat.eps}
+    evaluated = known.evaluation if known else None  # maybe at another radius
     words: dict[str, Any] = {
         "class_names": images.names,
         "image_shape": [*images.test.shape],
@@ -121,9 +125,10 @@ def about(run: Path, saved: Saved, images: DataSet) -> dict[str, str]:
         "model": config.model.name,
         "method": config.method.name,
         "data": config.data.name,
-        "threat": {"name": config.threat.name, "eps": config.threat.eps},
+        "threat": trained,
         "accuracy": known.accuracy if known else {},
         "accuracy_from": f"{known.file}, {known.images} images" if known else "not measured",
+        "accuracy_under": {**trained, **({"eps": evaluated["about"]["eps"]} if evaluated else {})},
         "weights_sha256": files.file_digest(saved.weights),
         "made_by": f"yopo-torch {yopo.__version__}",
     }

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,13 +69,22 @@ def misfits_in_a_sentence(config: Config, shape: tuple[int, ...]) -> Iterator[No
         if not MISFIT.search(first):
             raise
         frames = traceback.extract_tb(error.__traceback__)
-        around = (Path(torch.__file__).parent, Path(__file__).parents[1])
-        theirs = [f for f in frames if not any(Path(f.filename).is_relative_to(p) for p in around)]
+        theirs = [f for f in frames if _is_a_users(Path(f.filename))]
         where = f" (line {theirs[-1].lineno} of {theirs[-1].filename})" if theirs else ""
+        sized = config.data.name == "folder" and "channels" not in first
+        size = "or bring pictures to the size it is for with --data.size, " if sized else ""
         raise ValueError(
-            f"the network {config.model.name} does not take images of shape {shape}: "
-            f"{first}{where}; see its --model.options, or --model.name fitted, which takes any"
+            f"the network {config.model.name} does not take images of shape {shape}: {first}"
+            f"{where}; see its --model.options, {size}or --model.name fitted, which takes any"
         ) from None
+
+
+def _is_a_users(file: Path) -> bool:
+    """Whether a line of code is neither ours, nor torch's, nor Python's own."""
+    ours = (Path(torch.__file__).parent, Path(__file__).parents[1])
+    python, packages = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))
+    own = file.is_relative_to(python) and not file.is_relative_to(packages)
+    return file.is_file() and not own and not any(file.is_relative_to(folder) for folder in ours)
 
 
 def said_of(config: Config, data: DataSet) -> list[str]:

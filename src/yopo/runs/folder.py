@@ -32,6 +32,7 @@ CONFIG, METRICS, RESULT = "config.yaml", "metrics.jsonl", "result.json"
 BEST, LAST = "model.safetensors", "model-last.safetensors"
 WEIGHTS = {"best": BEST, "last": LAST}
 STATE = "state"  # a folder of checkpoints
+SEAL, VALUES = "seal.json", "values.json"  # of a checkpoint: digests of its files; no tensors
 UNTIMED = "untimed"  # a mark: begun beside other runs on its GPU
 DIAGNOSIS, DIAGNOSIS_PICTURE = "diagnose.json", "diagnose.png"
 TRACKED = "tracking.json"  # what trackers call the run, and which epochs they have
@@ -143,7 +144,10 @@ def tracked_in(run: Path) -> Path:
     """A run's folder, also of a weights file in it; of other files of weights one beside them."""
     if run.is_dir():
         return run
-    return run.parent if is_run(run.parent) else run.with_suffix(".tracked")
+    if is_run(run.parent):
+        return run.parent
+    refuse_link(beside := run.with_suffix(".tracked"))
+    return beside
 
 
 def refuse_link(path: Path) -> None:
@@ -289,12 +293,26 @@ class RunFolder:
         return _summed_up([seals.open_line(line, METRICS, None)[0] for line in self.lines or []])
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write what the test set showed."""
+        """Write what the test set showed, once the metrics are there, of which it has a digest."""
         self._check_there()
+        self._mend_metrics()
         try:
             seals.write_json(self.path / RESULT, result)
         except OSError as error:
             self.watch.say(f"could not write {RESULT} ({error})")
+
+    def _mend_metrics(self) -> None:
+        """Write the metrics again if the file holds others."""
+        file, expected = self.path / METRICS, "".join(line + "\n" for line in self.lines or [])
+        with suppress(OSError, ValueError):
+            if files.read_text(file) == expected:
+                return
+        if not self._torn:  # which was said
+            self.watch.say(f"{METRICS} was damaged; made again")
+        try:
+            files.write_text(file, expected)
+        except OSError as error:
+            self.watch.say(f"could not write {METRICS} ({error})")
 
     def _check_there(self) -> None:
         """End a run whose folder was deleted: another may have begun under its name."""
@@ -351,17 +369,28 @@ def settle_untimed(path: Path) -> None:
 def write_tracked(run: Path, tracked: Mapping[str, Any]) -> None:
     """Keep, for each tracker, its name for the run and the epoch that it was told of last."""
     run.mkdir(parents=True, exist_ok=True)
-    seals.write_json(run / TRACKED, {"trackers": tracked})
+    seals.write_json(run / TRACKED, {"trackers": tracked, "made_here": _made_here(tracked)})
+
+
+def _made_here(tracked: Mapping[str, Any]) -> str | None:
+    """What nobody else can write beside it; None where no secret can be kept."""
+    try:
+        return seals.keyed(seals.json_digest(tracked), seals.key_for("tracking"))
+    except OSError:
+        return None
 
 
 # ---------------------------------------------------------------- reading
 
 
-def read_tracked(run: Path) -> dict[str, dict[str, Any]]:
-    """What `write_tracked` kept; nothing where no tracker was told."""
+def read_tracked(run: Path, *, here: bool = False) -> dict[str, dict[str, Any]]:
+    """What `write_tracked` kept, here: by this user; nothing where no tracker was told."""
     if not (run / TRACKED).exists():
         return {}
     value = read_checked(run / TRACKED, schemas.TrackedFile, ["trackers"])
+    own = _made_here(value["trackers"]) if here else None
+    if here and (own is None or value.get("made_here") != own):
+        raise ValueError(f"{run / TRACKED} was not written by you on this machine (--trust: it is)")
     return dict(value["trackers"])
 
 
@@ -437,18 +466,43 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
 def read_lines(run: Path) -> tuple[list[dict[str, Any]], bool]:
     """A run's epochs, and whether the last line is cut off; none, if there is no such file."""
-    path = run / METRICS
-    if not path.exists():
-        return [], False
-    lines, torn = seals.read_lines(path)
+    path, saved = run / METRICS, _saved_lines(run)  # the metrics are ahead of checkpoints
+    lines, torn = seals.read_lines(path) if path.exists() else ([], None)
     if len(lines) > EPOCHS:
         raise ValueError(f"expected at most {EPOCHS:,} epochs in {path}, got {len(lines):,}")
     for number, line in enumerate(lines, 1):
         if not isinstance(line, dict):
             raise ValueError(f"expected an epoch in line {number} of {path}, got {str(line)[:40]}")
         _checked(path, line, schemas.EpochLine)
+    if lines[: len(saved)] != saved:
+        raise ValueError(
+            f"{path} has not the {len(saved)} lines that the newest checkpoint knows: it was cut "
+            "off or edited; `train --resume` makes it again"
+        )
     _refuse_another_end(run, lines)
     return lines, torn is not None
+
+
+def _saved_lines(run: Path) -> list[Any]:
+    """The epochs that the newest checkpoint of an unfinished run knows; a finished one counts."""
+    if is_finished(run):
+        return []
+    sound = re.compile("save-[0-9]{6,9}")
+    saves = [path for path in run.glob(f"{STATE}/save-*") if sound.fullmatch(path.name)]
+    newest = max(saves, key=lambda path: int(path.name.removeprefix("save-")), default=run)
+    try:
+        if files.read_json(newest / SEAL)[VALUES] != files.file_digest(newest / VALUES):
+            return []
+        values = files.parse_json(files.read_text(newest / VALUES), VALUES, nan=True)
+        return [seals.open_line(line, VALUES, None)[0] for line in values["metrics"]]
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # resuming says what is wrong
+        return []
 
 
 def _refuse_another_end(run: Path, lines: list[dict[str, Any]]) -> None:

@@ -55,8 +55,9 @@ def push_run(
 
     Weights, settings, evaluation and model card; where data lie on this computer is left out. The
     newest evaluation of just these weights goes along; without one nothing is published, unless
-    `unevaluated` says so. revision: a branch. weights, trust, model_name: see
-    `yopo.runs.saved.find`. Who you are, the Hub knows from `hf auth login` or $HF_TOKEN.
+    `unevaluated` says so. revision: a branch. private: a repository that is made is not for all to
+    see. say: hears what is sent. weights, trust, model_name: see `yopo.runs.saved.find`. Who you
+    are, the Hub knows from `hf auth login` or $HF_TOKEN.
     """
     _check(repo, revision)
     hub = _package()
@@ -162,15 +163,16 @@ def local(run: str | Path, say: Callable[[str], None] = lambda _: None) -> Path:
             f"{name} has no {' and no '.join(lacking)}; expected what `yopo push` made"
         )
     for file, most in ((CONFIG, files.SETTINGS), (BEST, LARGEST)):
-        if not 0 <= (sizes[file] or 0) <= most:
-            raise ValueError(f"{file} of {name} has {sizes[file]:,} bytes, more than {most:,}")
+        if (size := sizes[file]) is None or not 0 <= size <= most:
+            many = "an unknown number of" if size is None else f"{size:,}"
+            raise ValueError(f"{file} of {name} has {many} bytes, expected up to {most:,}")
     if not COMMIT.fullmatch(str(about.sha)):
         raise ValueError(f"expected a commit of {name}, got {str(about.sha)[:60]!r}")
     folder = default_root() / "hub" / repo.replace("/", "--") / str(about.sha)
     refuse_link(folder)
     for file in (CONFIG, BEST):
         if not (folder / file).is_file():
-            say(f"fetching {file} of {name} ({(sizes[file] or 0) / 1e6:.1f} MB)")
+            say(f"fetching {file} of {name} ({sizes[file] / 1e6:.1f} MB)")
             with _answered(f"{file} of {name} was not fetched"):
                 api.hf_hub_download(repo, file, revision=about.sha, local_dir=folder)
     return folder

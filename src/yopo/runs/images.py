@@ -211,7 +211,9 @@ def _drawn(n: int, config: Config) -> tuple[Tensor, Tensor]:
     """Rows to train on, in order, and rows to hold out."""
     out = held_out(n, config)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(mix(config.seed, "split")))
-    return order[out:].sort().values, order[:out]
+    held = order[:out].clone()  # a view would keep all of it in memory
+    is_left = torch.ones(n, dtype=torch.bool).index_fill_(0, held, False)
+    return is_left.nonzero()[:, 0], held
 
 
 def workers(config: DataConfig) -> int:

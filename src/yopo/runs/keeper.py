@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from yopo.core import tensor_files
+from yopo.core.digest import values_digest
 from yopo.core.tensor_files import Tensors
 from yopo.data.source import Source
 from yopo.runs import distributed, state
@@ -149,12 +150,7 @@ class Keeper:
     def resume(self) -> bool:
         """Go on from the newest sound checkpoint in the folder; say whether there was one."""
         out, learner = self.files.path, self.learner
-        reading = state.Reading(
-            learner.snapshot.layout(), learner.rank, learner.world, self.writing.agree
-        )
-        newest = state.load_newest(out / STATE, self.watch.say, reading)
-        if newest is None and state.saved(out / STATE):
-            raise ValueError(f"no checkpoint in {out} is sound; give another --out")
+        newest = state.load_newest(out / STATE, self.watch.say, self._reading())
         if newest is None:
             return False
         values = newest.values
@@ -194,6 +190,33 @@ class Keeper:
         self._take_best(newest.best)
         return True
 
+    def begin(self) -> None:
+        """Begin to write, once all processes go on from one place; all must see what is written."""
+        settings = self.config.tree()
+        self._check_place()
+        self.files.begin(settings, self.progress.lines)  # later ones will come again
+        if self.best is not None:  # the file may be damaged, or of a lost epoch
+            self.files.mend_weights(BEST, self.best, settings)
+        state.check_shared(self.files.path / STATE, self._reading())
+
+    def _check_place(self) -> None:
+        """Refuse processes of which one would train on from elsewhere, or other weights."""
+        p = self.progress
+        place = [p.epoch, p.step, p.updates, p.rate_scale, p.best, p.best_epoch, p.saves]
+        told = distributed.told_to_all([*place, values_digest(self.identity)])
+        if others := [str(rank) for rank, other in enumerate(told) if other != told[0]]:
+            raise RuntimeError(
+                f"process {', '.join(others)} would not train on from where process 0 does, or on "
+                "other data; give all of them the same --out, data and command"
+            )
+        self.learner.check_same_weights()
+
+    def _reading(self) -> state.Reading:
+        learner = self.learner
+        return state.Reading(
+            learner.snapshot.layout(), learner.rank, learner.world, distributed.told_to_all
+        )
+
     def _put_back_source(self, states: Any) -> None:  # noqa: ANN401
         """Let the training data go on where they were, in this epoch."""
         put_back = getattr(self.source, "restore", None)
@@ -228,7 +251,7 @@ class Keeper:
     def _take_best(self, best: Tensors | None) -> None:
         """Bring the best weights back from the checkpoint, or else from the folder."""
         p, learner = self.progress, self.learner
-        if p.best_epoch >= 0 and best is None:
+        if p.best_epoch >= 0 and best is None and learner.rank == 0:
             try:
                 best = tensor_files.load_weights(self.files.path / BEST)
             except (ValueError, OSError) as error:
@@ -238,6 +261,7 @@ class Keeper:
         if best is not None and {k: v.shape for k, v in best.items()} != shapes:
             self.watch.say("the best weights so far are of another network; later ones take over")
             p.best_epoch = -1
+        p.best_epoch = int(distributed.from_first([p.best_epoch])[0])  # which alone needs them
         if p.best_epoch < 0:
             p.best, best = Progress.best, None
         self.best = best if learner.rank == 0 else None

@@ -18,9 +18,10 @@ from yopo.runs import distributed, exchanging
 from yopo.runs.build import build_method, build_model, build_optimizer, build_threat
 from yopo.runs.fitting import misfits_in_a_sentence, shared_out
 from yopo.runs.images import DataSet, look
+from yopo.runs.overlay import flat
 from yopo.runs.progress import Progress, Watcher
 from yopo.runs.schedule import TrainingPhase, rate
-from yopo.runs.settings import Config
+from yopo.runs.settings import Config, what_counts
 from yopo.runs.snapshot import Snapshot
 from yopo.runs.starting import begin_with
 
@@ -44,6 +45,8 @@ class Learner:
     ) -> None:
         self.config, self.device = config, device
         self.rank, self.world = distributed.start(device)
+        if self.world > 1:
+            _refuse_other_settings(config)
         if self.parallel != "flat":
             exchanging.check(config)
         self.batch = shared_out(config, data, self.world)
@@ -239,3 +242,15 @@ class Learner:
     def _clip(self, *_: object) -> None:
         assert self.config.optimizer.clip is not None
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.clip)
+
+
+def _refuse_other_settings(config: Config) -> None:
+    """Of parts of the weights nobody could see that processes train them in other ways."""
+    also = {"parallel": config.parallel, "diagnose": config.diagnose.model_dump()}
+    first, *others = map(flat, distributed.told_to_all(what_counts(config) | also))
+    for rank, other in enumerate(others, 1):
+        if names := [name for name in {**first, **other} if first.get(name) != other.get(name)]:
+            raise ValueError(
+                f"process {rank} was given other settings than process 0 ({', '.join(names)}); "
+                "start all of them with the same command"
+            )

@@ -21,9 +21,10 @@ def load(
 
     It has its weights, its options and its normalisation. `class_names` are the names of its
     outputs, `image_shape` (C, H, W) is what it was trained on. weights: "best" (default) or "last",
-    of a run folder. A network that is none of ours or timm's is built only with `trust`, or where
-    `model_name` names it, as `yopo eval` has it: it is code. "hf:ORG/NAME", or
-    "hf:ORG/NAME@REVISION", is a run that `yopo push` published on the Hugging Face Hub.
+    of a run folder. device: where the network is. A network that is none of ours or timm's is built
+    only with `trust`, or where `model_name` names it, as `yopo eval` has it: it is code.
+    "hf:ORG/NAME", or "hf:ORG/NAME@REVISION", is a run that `yopo push` published on the Hugging
+    Face Hub.
     """
     from yopo.runs.distributed import pick_device
     from yopo.runs.folder import WEIGHTS

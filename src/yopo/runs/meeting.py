@@ -21,7 +21,7 @@ from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type:
 class Patience:
     """How long who meets waits, in seconds."""
 
-    coming: float = 300.0  # for all to be there: they load their data first, and may do so slowly
+    coming: float = 300.0  # for all to be there: machines may start one after the other
     connecting: float = 25.0  # for a connection
     told: float = 25.0  # for the others to say whether they have theirs
     tries: int = 3

@@ -43,7 +43,7 @@ def takes(build: Callable[..., object], name: str) -> bool:
 
 
 def check_fits(
-    setting: str, name: str, build: Callable[..., object], *args: object, **options: object
+    setting: str, name: str, build: Callable[..., object], /, *args: object, **options: object
 ) -> None:
     """Refuse options that the function does not take; what goes wrong inside it is its own."""
     try:

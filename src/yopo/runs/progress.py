@@ -14,6 +14,9 @@ from typing import Any, Protocol
 class Watcher(Protocol):
     """What the loop tells the outside."""
 
+    def begin(self, epochs: int) -> None:
+        """So many epochs it will be, now that the images are known."""
+
     def say(self, text: str) -> None:
         """A line for the log."""
 
@@ -29,6 +32,9 @@ class Watcher(Protocol):
 
 class Logged:
     """A watcher for whoever gave none: what is said goes to Python's logger `yopo`."""
+
+    def begin(self, epochs: int) -> None:
+        """Nothing."""
 
     def say(self, text: str) -> None:
         """A line for the log."""

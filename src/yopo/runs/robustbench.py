@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from yopo.core import files
 from yopo.core.words import fraction
-from yopo.evaluation.card import card
+from yopo.evaluation.card import card, one_line
 from yopo.models import Normalize, PreActResNet
 from yopo.runs.accuracies import evaluations
-from yopo.runs.folder import check_writable
+from yopo.runs.folder import check_writable, refuse_link
 from yopo.runs.saved import Saved, find, load_images, load_model
 
 RADII = {"linf": ("Linf", 8 / 255), "l2": ("L2", 0.5)}  # of its leaderboards for CIFAR-10
@@ -86,11 +86,11 @@ class Paper:
     """What a claim says of its origin, which no run knows."""
 
     name: str  # as Zhang2019You: who, when, the title's first word
-    title: str
-    authors: str
-    venue: str
-    link: str
-    additional_data: bool = False
+    title: str  # of the paper
+    authors: str  # in one line
+    venue: str  # where it appeared
+    link: str  # to it
+    additional_data: bool = False  # trained on more than CIFAR-10
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,10 @@ def claim_run(
     weights: str | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Claim:
-    """Write what RobustBench's "New Model(s)" asks for, into `out`, by default RUN/robustbench.
+    """Write what RobustBench's "New Model(s)" asks for, into `out`, by default `run`/robustbench.
+
+    paper: where the network comes from. weights: "best" (default) or "last". say: hears what was
+    written.
 
     Only for CIFAR-10, and only from an evaluation of these weights on the whole test set, with the
     whole of AutoAttack, at the leaderboard's own radius. A preactresnet18 or wideresnet is written
@@ -135,18 +138,22 @@ def claim_run(
     images = load_images(saved)
     net = load_model(saved, images)
     there = translated(net, saved)
-    out = out or (run if run.is_dir() else run.parent) / "robustbench"
+    if out is None:  # a name of ours in a folder that may be a stranger's
+        refuse_link(out := (run if run.is_dir() else run.parent) / "robustbench")
     out.mkdir(parents=True, exist_ok=True)
     check_writable(out)
     compared = same_there(net, there)
     entry = leaderboard_entry(paper, there.architecture, values)
-    files.write_text(out / f"{paper.name}.json", json.dumps(entry, indent=2) + "\n")
-    text = source(paper.name, there, saved.config.method.name)
-    files.write_text(out / f"{paper.name}.py", text)
-    files.write_text(out / "issue.md", issue(paper, there.architecture, saved, values))
-    with files.whole(out / f"{paper.name}.pt") as writing:
+    texts = {
+        f"{paper.name}.json": json.dumps(entry, indent=2) + "\n",
+        f"{paper.name}.py": source(paper.name, there, saved.config.method.name),
+        "issue.md": issue(paper, there.architecture, saved, values),
+    }
+    for name, text in texts.items():
+        files.write_text(out / name, text)
+    with files.whole(weights_file := out / f"{paper.name}.pt") as writing:
         torch.save(there.state, writing)
-    say(f"wrote {', '.join(sorted(f.name for f in out.iterdir()))} into {out}")
+    say(f"wrote {', '.join(sorted([*texts, weights_file.name]))} into {out}")
     return Claim(out, entry, compared)
 
 
@@ -285,8 +292,8 @@ def _percent(share: float) -> str:
 
 def issue(paper: Paper, architecture: str, saved: Saved, values: dict[str, Any]) -> str:
     """What to write into the issue that adds a model."""
-    attacks, warnings = values["attacks"], values["warnings"]
-    doubts = [f"- {w['code']}: {w['text']}" for w in warnings]
+    attacks = values["attacks"]
+    doubts = [f"- {one_line(w['code'])}: {one_line(w['text'])}" for w in values["warnings"]]
     return ISSUE.format(
         name=paper.name,
         kind=_kind(paper.name),

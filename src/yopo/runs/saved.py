@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from yopo.core import tensor_files
+from yopo.core.slots import Slots
 from yopo.core.tensor_files import Tensors
 from yopo.data.sources import Arrays
 from yopo.runs import strangers
@@ -56,7 +57,8 @@ def find(
     config, weights = _find(path, which)
     moved = {"root": data_root, "path": data_path}
     moved = {key: value for key, value in moved.items() if value is not None}
-    config = config.model_copy(update={"data": config.data.model_copy(update=moved)})
+    data = config.data.model_copy(update=moved)
+    config = config.model_copy(update={"data": data if trust else strangers.bounded(data)})
     name = config.model.name
     if model_name not in (None, name):
         raise ValueError(
@@ -95,20 +97,18 @@ def load_data(saved: Saved) -> DataSet:
     """The data that the run was trained on."""
     if saved.data is not None:
         return saved.data
-    d = saved.config.data
-    if not saved.trusted_data:
-        strangers.check_data(d)
-    named = [p for p in (d.root, d.path) if p]
-    if not saved.trusted and any(str(p)[:2] in ("//", "\\\\") for p in named):
+    d, build = saved.config.data, build_data if saved.trusted_data else strangers.load_data
+    named = {key: place for key in ("root", "path") if (place := getattr(d, key)) is not None}
+    if not saved.trusted and any(str(p)[:2] in ("//", "\\\\") for p in named.values()):
         raise ValueError(
-            f"the run names data on another computer ({', '.join(map(str, named))}), which was "
-            "not asked for them; if you trust it, say --trust"
+            f"the run names data on another computer ({', '.join(map(str, named.values()))}), "
+            "which was not asked for them; if you trust it, say --trust"
         )
-    places = {key: _place(getattr(d, key), saved.weights) for key in ("root", "path")}
     try:
-        return build_data(d.model_copy(update=places))
+        places = {key: _place(place, saved.weights) for key, place in named.items()}
+        return build(d.model_copy(update=places))
     except (ValueError, OSError) as error:
-        if all(p.is_absolute() or p.exists() for p in places.values() if p):
+        if all(_is_there(place, saved.weights) for place in named.values()):
             raise
         flag = "--data.path FILE" if d.path else "--data.root DIR"
         raise ValueError(
@@ -117,12 +117,28 @@ def load_data(saved: Saved) -> DataSet:
         ) from None
 
 
-def _place(named: Path | None, weights: Path) -> Path | None:
-    """Where data are that were named from another folder: runs and data may have moved together."""
-    if named is None or named.is_absolute() or named.exists():
+def _place(named: Path, weights: Path) -> Path:
+    """Where data are that were named from another folder: runs and data may have moved together.
+
+    A run may have their name. It is no data, nor is a folder of runs, nor what lies in this run or
+    around it.
+    """
+    if _is_there(named, weights):
         return named
-    around = (folder / named for folder in weights.resolve().parents)
-    return next((place for place in around if place.exists()), named)
+    run, *around = weights.resolve().parents
+    for place in ((folder / named).resolve() for folder in (run, *around)):
+        ours = is_run(run) and (run in (place, *place.parents) or place in around)
+        if place.exists() and not (ours or is_run(place) or runs_in(place)):
+            return place
+    if named.resolve() == run:
+        raise FileNotFoundError(f"no data in {named}, which is the run itself")
+    return named
+
+
+def _is_there(named: Path, weights: Path) -> bool:
+    """Whether a name means data as it is, seen from here, and not a run of the same name."""
+    run = weights.resolve().parent
+    return named.is_absolute() or (named.exists() and named.resolve() != run and not is_run(named))
 
 
 def load_images(saved: Saved) -> DataSet:
@@ -151,12 +167,17 @@ def differences(own: Tensors, state: Tensors) -> str:
     wrong = [f"no {name}" for name in own if name not in state]
     wrong += [f"{name}, which it does not have" for name in state if name not in own]
     wrong += [
-        f"{name} of shape {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
+        f"{name} of shape {_kind(state[name])}, not {_kind(own[name])}"
         for name in own
-        if name in state and state[name].shape != own[name].shape
+        if name in state and _kind(state[name]) != _kind(own[name])
     ]
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return "; ".join(w[:100] for w in wrong[:3]) + more
+
+
+def _kind(tensor: Tensor) -> str:
+    """What must agree for its numbers to be taken over: copied into real ones, others lose half."""
+    return f"{tuple(tensor.shape)}{' of complex numbers' * tensor.is_complex()}"
 
 
 def load_model(saved: Saved, data: DataSet) -> nn.Module:
@@ -168,6 +189,7 @@ def load_model(saved: Saved, data: DataSet) -> nn.Module:
     else:
         held = {name: tuple(tensor.shape) for name, tensor in state.items()}
         model = strangers.build(config.model, look(data, config.model), classes, held)
+    Slots(model).fit(state, {}, {})  # some networks fill buffers in their first pass
     own = model.state_dict()
     if saved.state is not None:
         state = completed(state, own)

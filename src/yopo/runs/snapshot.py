@@ -1,7 +1,6 @@
 """A run's state in memory: all tensors that it needs to go on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -9,30 +8,34 @@ from torch.optim import Optimizer
 
 import yopo
 from yopo.core.parallel import in_group, is_shard, part, spread_like
+from yopo.core.slots import Slots
 from yopo.core.tensor_files import Tensors
 from yopo.engine.ema import EMA
 from yopo.runs import distributed
 
 CARRIED = "method."  # begins the names of what the method carries
-OWN = ("model.", "hidden.", "ema.", "ema-hidden.", "optimizer.", "rank-")  # those of the rest
+NETWORK, AVERAGE = ("model.", "hidden.", "slots."), ("ema.", "ema-hidden.", "ema-slots.")
+OWN = (*NETWORK, *AVERAGE, "optimizer.", "rank-")  # those of the rest
 
 
-@dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The parts of a run that hold tensors."""
+    """The parts of a run that hold tensors; made before the first step."""
 
-    model: nn.Module
-    ema: EMA | None
-    optimizer: Optimizer
-    method: yopo.Method
+    def __init__(
+        self, model: nn.Module, ema: EMA | None, optimizer: Optimizer, method: yopo.Method
+    ) -> None:
+        self.model, self.ema, self.optimizer, self.method = model, ema, optimizer, method
+        self._followed = [(NETWORK, model, Slots(model))]
+        if ema:
+            self._followed.append((AVERAGE, ema.model, ema.slots))
 
     def take(self) -> dict[str, Tensor]:
         """This process's tensors as they are now, by name."""
-        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        tensors |= {f"hidden.{k}": v for k, v in _hidden(self.model).items()}
-        if self.ema:
-            tensors |= {f"ema.{k}": v for k, v in self.ema.model.state_dict().items()}
-            tensors |= {f"ema-hidden.{k}": v for k, v in _hidden(self.ema.model).items()}
+        tensors: dict[str, Tensor] = {}
+        for (shown, hidden, marks), model, slots in self._followed:
+            tensors |= {shown + k: v for k, v in model.state_dict().items()}
+            tensors |= {hidden + k: v for k, v in _hidden(model).items()}
+            tensors |= {marks + k: v for k, v in slots.marks().items()}
         for i, p in enumerate(self._parameters()):
             tensors |= {f"optimizer.{i}.{k}": v for k, v in self._state(p).items()}
         return tensors | {f"{CARRIED}{k}": v for k, v in self.method.state_dict().items()}
@@ -129,14 +132,12 @@ class Snapshot:
         def named(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
-        self.model.load_state_dict(named("model."))
-        if self.ema:
-            self.ema.model.load_state_dict(named("ema."))
-        followed = [self.model, *([self.ema.model] if self.ema else [])]
-        for prefix, model in zip(("hidden.", "ema-hidden."), followed, strict=False):
-            hidden, buffers = named(prefix), _hidden(model)
-            for name in hidden.keys() & buffers.keys():
-                buffers[name].copy_(hidden[name])
+        for (shown, hidden, marks), model, slots in self._followed:
+            slots.fit(named(shown), named(hidden), named(marks))
+            model.load_state_dict(named(shown))
+            values, buffers = named(hidden), _hidden(model)
+            for name in values.keys() & buffers.keys():
+                buffers[name].copy_(values[name])
         for i, p in enumerate(self._parameters()):
             saved, there = named(f"optimizer.{i}."), self._state(p)
             for name, tensor in there.items():  # in place: a captured step knows it by its address

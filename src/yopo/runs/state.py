@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from yopo.core.files import file_digest, flush, parse_json, read_json, read_text
 from yopo.core.tensor_files import Tensors, load_tensors, write_tensors
+from yopo.runs.folder import SEAL, VALUES
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -22,9 +25,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Values = dict[str, Any]
 Layout = Callable[[str, torch.Size], Tensor | None]
-SEAL, VALUES, WRITING = "seal.json", "values.json", ".writing"
+WRITING = ".writing"
 PARTS = ("tensors", "good", "best")
 TENSORS = "tensors.safetensors"  # of a checkpoint that one process wrote
+SEEN = 90.0  # seconds after which all machines see what one wrote; NFS may take 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class Reading:
     layout: Layout = lambda *_: None  # of the tensors that it holds in part
     rank: int = 0  # whose turn it is to check a file of many
     world: int = 1
-    agree: Callable[[str], str] = lambda wrong: wrong  # what is wrong in this process, or another
+    everyone: Callable[[Any], list[Any]] = lambda mine: [mine]  # each one's value for JSON
 
     def together(self, work: Callable[[], T]) -> T:
         """What work finds, if it succeeds in all processes: they fall back together."""
@@ -135,7 +139,7 @@ class Reading:
             result = work()
         except (OSError, ValueError) as error:
             wrong = str(error)
-        if (wrong := self.agree(wrong)) or result is None:
+        if (wrong := next(filter(None, self.everyone(wrong)), "")) or result is None:
             raise ValueError(wrong)
         return result
 
@@ -147,9 +151,13 @@ def load_newest(
 ) -> Checkpoint | None:
     """The newest checkpoint that is whole; damaged ones are named and passed over.
 
-    Where none is, one that lacks no more than the way back or the best weights will do.
+    Where none is, one that lacks no more than the way back or the best weights will do. Which there
+    are, the first process says: a folder may look otherwise from another machine.
     """
-    checkpoints = saved(folder)
+    names: list[str] = read.everyone([path.name for path in saved(folder)])[0]
+    checkpoints = [folder / name for name in names]
+    seals = read.everyone([_digest_of(path / SEAL) for path in checkpoints])[0]
+    _until_all_see(lambda: [_digest_of(path / SEAL) for path in checkpoints] == seals, folder, read)
     for path in checkpoints:
         try:
             return load(path, read=read)
@@ -162,7 +170,48 @@ def load_newest(
             continue
         warn(f"no checkpoint is whole; going on with what is sound of {path.name}")
         return state
+    if checkpoints:
+        raise ValueError(f"no checkpoint in {folder.parent} is sound; give another --out")
     return None
+
+
+def check_shared(folder: Path, read: Reading) -> None:
+    """Refuse, before anything is trained, a folder that not all processes see."""
+    if read.world == 1:
+        return
+    mark: Path = folder / f"{WRITING}-{read.everyone(uuid.uuid4().hex)[0]}"
+    there = False
+    if read.rank == 0:
+        with suppress(OSError):  # as a full disk: then there is nothing to see
+            folder.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+            there = True
+    there = read.everyone(there)[0]
+    try:
+        _until_all_see(lambda: not there or mark.exists(), folder, read)
+    finally:
+        if read.rank == 0:
+            with suppress(OSError):
+                _remove(mark)
+
+
+def _until_all_see(look: Callable[[], bool], folder: Path, read: Reading) -> None:
+    """Wait, for a while, until each process sees what the first one does."""
+    end = time.monotonic() + SEEN
+    while not (seen := look()) and time.monotonic() < end:
+        time.sleep(0.1)
+    if others := [str(rank) for rank, sees in enumerate(read.everyone(seen)) if not sees]:
+        raise ValueError(
+            f"process {', '.join(others)} does not see in {folder} what process 0 does, and all "
+            "read it to go on; give an --out that all machines share"
+        )
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        return file_digest(path)
+    except (OSError, ValueError):
+        return ""
 
 
 def load(path: Path, *, whole: bool = True, read: Reading = Reading()) -> Checkpoint:  # noqa: B008
@@ -181,7 +230,7 @@ def _sound(path: Path, whole: bool, read: Reading) -> set[str]:
         mine, needed = sums, {*sums} if whole else {TENSORS, VALUES}
     else:  # in shards, of which none can be left out, nor another put among them
         if more := {file.name for file in path.glob("*.safetensors")} - {*sums}:
-            raise ValueError(f"seal.json has no {min(more)}")
+            raise ValueError(f"{SEAL} has no {min(more)}")
         mine = {name: sums[name] for name in sorted(sums)[read.rank :: read.world]}
         needed = {*sums}
     sound = {*sums} - {*mine}
@@ -221,14 +270,14 @@ def _seal(path: Path) -> dict[str, str]:
     """The checksums of a checkpoint's files, by their names."""
     seal = read_json(path / SEAL)
     if not isinstance(seal, dict) or not seal:
-        raise ValueError("seal.json holds no checksums")
+        raise ValueError(f"{SEAL} holds no checksums")
     # Earlier versions left the endings out.
     old = {"tensors": "tensors.safetensors", "values": VALUES}
     sums = {old.get(str(name), str(name)): sha for name, sha in seal.items()}
     if VALUES not in sums or not any(name.endswith(".safetensors") for name in sums):
-        raise ValueError("seal.json lacks a checksum")
+        raise ValueError(f"{SEAL} lacks a checksum")
     if odd := [name for name in sums if Path(name).name != name]:
-        raise ValueError(f"seal.json names {odd[0]!r}")
+        raise ValueError(f"{SEAL} names {odd[0]!r}")
     return sums
 
 

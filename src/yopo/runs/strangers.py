@@ -1,15 +1,23 @@
 """What a file names, and not the user: networks, ours and timm's alone, and data sets of ours."""
 
+import importlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
-from yopo.runs.build import NETWORKS, build_model, build_network
+from yopo.data import Sources
+from yopo.data.listing import look_into
+from yopo.runs.build import NETWORKS, build_data, build_model, build_network
+from yopo.runs.images import DataSet, workers
 from yopo.runs.sections import DataConfig, ModelConfig
 
 # timm's names of architectures, with the tag of their training; no hf-hub:, local-dir: or path.
@@ -32,6 +40,7 @@ TIMM = {
     **dict.fromkeys(("qkv_bias", "qk_norm", "fc_norm", "dynamic_img_size"), 1),
 }
 Shape = tuple[int, ...]
+PIXELS = TIMM["img_size"] ** 2  # of an image
 LARGEST = 1_000_000  # a number among the options of our own networks
 LONGEST = 16  # numbers in a list
 
@@ -58,13 +67,47 @@ def check(config: ModelConfig) -> None:
             )
 
 
-def check_data(config: DataConfig) -> None:
-    """Refuse data that are none of ours: a function would have to be called for them."""
+def bounded(config: DataConfig) -> DataConfig:
+    """With no more processes than this machine would start by itself."""
+    if config.workers is None:
+        return config
+    return config.model_copy(update={"workers": min(config.workers, workers(DataConfig()))})
+
+
+def load_data(config: DataConfig) -> DataSet:
+    """The data, if they are ours: for others a function would have to be called.
+
+    How much of them is in memory is this machine's affair, but for the pictures of a folder that
+    are not split: it decides which of them are the test set.
+    """
     if ":" in config.name:
         raise ValueError(
             f"the run names its data {config.name}, which was not imported: a file may name our "
             "data sets, no code. If you trust it, say --trust"
         )
+    _check_sides(config.size or 0, config.size or 0)
+    data = build_data(config.model_copy(update={"resident": config.resident and None}))
+    _check_sides(*data.pictures.shape[1:])
+    _check_sides(*data.test.shape[1:])
+    if config.resident and isinstance(data, Sources) and _is_drawn(config):
+        raise ValueError(
+            "the run drew its test set while all pictures were in memory (data.resident), for "
+            "which they are too many here. If you trust it, say --trust"
+        )
+    return data
+
+
+def _check_sides(height: int, width: int) -> None:
+    if height * width > PIXELS:
+        raise ValueError(
+            f"the run's images have {height}x{width} pixels, and a file may ask for {PIXELS:,} at "
+            "most. If you trust it, say --trust"
+        )
+
+
+def _is_drawn(config: DataConfig) -> bool:
+    """Whether a folder has one set of pictures, of which some are drawn to test on."""
+    return config.root is not None and look_into(config.root).test is None
 
 
 def build(
@@ -74,9 +117,11 @@ def build(
     check(config)
     _, channels, _, side = x_train.shape
     try:
-        if config.name in NETWORKS:  # without memory first: one tensor could take all there is
-            with _no_larger(held), torch.device("meta"):
-                build_network(config, classes, channels, side)
+        if config.name not in NETWORKS:
+            importlib.import_module("timm")  # outside: what it makes itself is to have memory
+        # Without memory first: one tensor could take all there is.
+        with _no_larger(held), torch.device("meta"):
+            build_network(config, classes, channels, side)
         with _no_larger(held):
             return build_model(config, x_train, classes)
     except Exception as error:
@@ -86,22 +131,29 @@ def build(
 
 @contextmanager
 def _no_larger(held: Mapping[str, Shape]) -> Iterator[None]:
-    """Stop building at twice the parameters that the file has; a network may replace some."""
-    elements, made = sum(map(prod, held.values())), [0, 0]
+    """Stop building at twice what the file has; a network may replace some of its parameters."""
+    elements, made = sum(map(prod, held.values())), Counter[str]()
 
-    def count(_module: nn.Module, _name: str, parameter: nn.Parameter) -> None:
-        made[:] = made[0] + parameter.numel(), made[1] + 1
-        if made[0] > 2 * elements or made[1] > 2 * len(held):
+    def count(_module: nn.Module, _name: str, tensor: Tensor | None) -> None:
+        if tensor is None:
+            return
+        kind = "parameters" if isinstance(tensor, nn.Parameter) else "buffers"
+        made.update({kind: tensor.numel(), "tensors": kind == "parameters"})
+        if made[kind] > 2 * elements or made["tensors"] > 2 * len(held):
             raise ValueError(
-                "it has more parameters than the weights file, which has "
+                f"it has more {kind} than the weights file, which has "
                 f"{elements:,} numbers in {len(held):,} tensors"
             )
 
-    hook = register_module_parameter_registration_hook(count)
+    hooks = [
+        register_module_parameter_registration_hook(count),
+        register_module_buffer_registration_hook(count),
+    ]
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 def _plain(value: object, most: float) -> bool:

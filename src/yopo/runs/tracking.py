@@ -18,10 +18,21 @@ Track = str | Sequence[str | Tracker]
 
 
 class Tracking:
-    """The trackers of one run. Which epochs each has, and its name for the run, are kept there."""
+    """The trackers of one run. Which epochs each has, and its name for the run, are kept there.
+
+    here: only what this user kept there is gone on with; the folder may be a stranger's, who would
+    have trackers write into another run.
+    """
 
     def __init__(
-        self, track: Track, run: Path, name: str, settings: Tree, say: Callable[[str], None]
+        self,
+        track: Track,
+        run: Path,
+        name: str,
+        settings: Tree,
+        say: Callable[[str], None],
+        *,
+        here: bool = False,
     ) -> None:
         asked = [word.strip() for word in track.split(",")] if isinstance(track, str) else track
         self.trackers: dict[str, Tracker] = {}
@@ -29,8 +40,11 @@ class Tracking:
             if isinstance(one, str):
                 folder.refuse_link(folder.tracker_files(run, one))
             kind = one if isinstance(one, str) else type(one).__name__
+            if not isinstance(one, str) and kind in self.trackers:  # two of a class
+                kind = f"{kind}-{len(self.trackers) + 1}"
             self.trackers[kind] = named(one) if isinstance(one, str) else one
         self.run, self.name, self.settings, self.say = run, name, flat(settings, "."), say
+        self.here = here
         self._kept: dict[str, dict[str, Any]] | None = None  # None: not begun
         self._had: dict[str, int] = {}  # epochs that each had when this process began
         self._last = 0
@@ -85,7 +99,7 @@ class Tracking:
         if self._kept is not None:
             return
         try:
-            self._kept = folder.read_tracked(self.run)
+            self._kept = folder.read_tracked(self.run, here=self.here)
         except (ValueError, OSError) as error:
             self._kept = {}
             self.say(f"{error}; trackers begin a run of their own")
@@ -138,7 +152,7 @@ def evaluated(tracking: Tracking, seen: closeup.Seen, step: int) -> None:
     rows, result = choose(seen.y), seen.result
     x, y = seen.pictures.read(rows), seen.y[rows]
     hostile = closeup.attacked(seen.model, x, y, seen.threat, result.about["seed"])
-    values = {"eval": {**result.accuracy, "worst": result.worst}}
+    values = {"eval": {**result.accuracy, "worst": result.worst, "eps": seen.threat.eps}}
     tracking.found(values, step, {"eval/clean": x, "eval/adversarial": hostile}, result.card())
 
 
@@ -147,6 +161,10 @@ class Told:
 
     def __init__(self, watch: object, tracking: Tracking | None = None) -> None:
         self.watch, self.tracking = watch, tracking
+
+    def begin(self, epochs: int) -> None:
+        """How many epochs it will be."""
+        self._tell("begin", epochs)
 
     def say(self, text: str) -> None:
         """A line for the log."""

@@ -21,6 +21,7 @@ from yopo.data.augment import Augment
 from yopo.data.source import Feed
 from yopo.evaluation.card import hardware, provenance
 from yopo.runs import distributed, state
+from yopo.runs.asking import Asking
 from yopo.runs.epoch_end import EpochEnd
 from yopo.runs.folder import BEST, LAST, STATE, RunFolder
 from yopo.runs.glance import Glance
@@ -91,7 +92,8 @@ class Trainer:
         where = hardware(self.learner.device)
         many = images.many or len(self.loader) * self.learner.batch
         text = f"{many:,} training images of {images.classes} classes, {kept}; "
-        text += f"{weights:,} parameters; {where}"
+        text += f"{weights:,} parameters; epochs: {self.config.epochs}, "
+        text += f"steps of each: {len(self.loader)}; {where}"
         return text + ("; compiling first" if self.learner.engine else "")
 
     def resume(self) -> bool:
@@ -102,13 +104,11 @@ class Trainer:
         """Train to the end; return what the test set showed."""
         self.learner.try_sizes(self.images.held.shape)  # before anything is written, as the next
         self._warm_up()
-        p, settings, world = self.progress, self.config.tree(), self.learner.world
-        self.files.begin(settings, p.lines)  # later lines will be written again
+        p, world = self.progress, self.learner.world
+        self.keeper.begin()
         here = (f"{world} × " if world > 1 else "") + hardware(self.learner.device)
         if here not in p.hardware:
             p.hardware.append(here)
-        if (best := self.keeper.best) is not None:  # the file may be damaged, or of a lost epoch
-            self.files.mend_weights(BEST, best, settings)
         if not p.saves:
             self.keeper.keep_good()  # what a collapse in the first epoch goes back to
             self.keeper.save()
@@ -172,7 +172,8 @@ class Trainer:
         right = torch.tensor(p.right, device=device)
         self.learner.trained.train()
         self.learner.wait()
-        started, glance, used = time.perf_counter(), Glance(), time.process_time()
+        started, used = time.perf_counter(), time.process_time()
+        glance, asking = Glance(), Asking(p)
 
         def settle() -> None:
             nonlocal started, used
@@ -195,11 +196,11 @@ class Trainer:
             # A function of the step alone: a broken loss ends an epoch here, resumed or not.
             look = p.step // CHECK_EVERY > (p.step - every) // CHECK_EVERY or p.step == steps
             # Several processes must look at the same steps.
-            if look or (self.stop and self.learner.world == 1):
+            if look or (self.stop if self.learner.world == 1 else asking.is_due()):
                 settle()
                 due = self.keeper.waited > 60 * self.config.checkpoint.minutes
                 broken = not math.isfinite(p.loss_sum)
-                broken, stop, due = distributed.anyone(broken, self.stop, due, device=device)
+                broken, stop, due = asking.ask(broken, self.stop, due, device=device)
                 if broken and look:
                     return "the loss is not finite"
                 self.files.watch.step(p.epoch, p.step, steps, f"loss {p.loss_sum / p.step:.3f}")

@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
+import torch.distributed as dist
 
 from yopo.core.parallel import in_group
 from yopo.runs import distributed
@@ -27,7 +27,7 @@ class Writing:
         self.begun_at = time.monotonic()  # when the last one was begun
         self._begun: tuple[Future[bool], At] | None = None  # and what it will be of
         self._last: At = (-1, -1)
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._thread: ThreadPoolExecutor | None = None
 
     @cached_property
     def is_beside(self) -> bool:
@@ -47,6 +47,7 @@ class Writing:
     def begin(self, work: Callable[[], bool], at: At) -> bool:
         """Write the next one, of that moment; say whether it is there, or begun."""
         if self.is_beside:
+            self._thread = self._thread or ThreadPoolExecutor(1, "checkpoint")
             self._begun = self._thread.submit(work), at
             return True
         done: Future[bool] = Future()
@@ -70,13 +71,8 @@ class Writing:
 
     def close(self) -> None:
         """Wait until nothing more is written, whatever happened; the others need not be there."""
-        if self._begun is not None:
-            wait([self._begun[0]])
-
-    def agree(self, wrong: str) -> str:
-        """What is wrong in the first process in which something is."""
-        if self.group is None:
-            return wrong
-        all_of_them: list[Any] = [None] * self.learner.world
-        torch.distributed.all_gather_object(all_of_them, wrong, self.group)
-        return next(filter(None, all_of_them), "")
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+        if (group := self.__dict__.pop("group", None)) is not None:
+            dist.destroy_process_group(group)  # its threads end here, and not while Python ends
