@@ -19,7 +19,7 @@ from yopo.runs.settings import Config, validate
 
 SECTIONS = ("model", "data", "threat")
 # Where training scripts put the weights among other things; timm, too, takes averaged ones first.
-KEYS = ("state_dict_ema", "model_ema", "state_dict", "model", "module", "net")
+ENTRIES = ("state_dict_ema", "model_ema", "state_dict", "model", "module", "net")
 DEPTH = 4  # of them inside each other
 CROP = 0.875  # torchvision's 224 of 256
 
@@ -52,15 +52,15 @@ def unwrapped(content: Mapping[str, Any]) -> tuple[Tensors, str]:
     """The tensors by name, without wrappers' prefixes, and which entry of the file they were in."""
     entry = ""
     for _ in range(DEPTH):
-        name = next((e for e in KEYS if isinstance(content.get(e), Mapping)), None)
+        name = next((e for e in ENTRIES if isinstance(content.get(e), Mapping)), None)
         if name is not None:
             content, entry = content[name], f"{entry}.{name}" if entry else name
     state: Tensors = {k: v for k, v in content.items() if isinstance(k, str) and _is_plain(v)}
     if not state or len(state) < len(content):
-        odd = next((k for k in content if not isinstance(k, str) or k not in state), "")
-        what = f"something else as {odd[:60]!r}" if odd else "nothing"
-        if type(odd) is not str:
-            what = f"a name of type {type(odd).__name__}"
+        odd = next((k for k in content if not isinstance(k, str) or k not in state), None)
+        what = "nothing" if odd is None and not content else f"a name of type {type(odd).__name__}"
+        if isinstance(odd, str):
+            what = f"something else as {odd[:60]!r}"
         raise ValueError(
             f"expected a network's tensors in the weights file, dense and by name, got {what}"
         )
