@@ -19,7 +19,7 @@ from yopo.runs.settings import Config, validate
 
 SECTIONS = ("model", "data", "threat")
 # Where training scripts put the weights among other things; timm, too, takes averaged ones first.
-ENTRIES = ("state_dict_ema", "model_ema", "state_dict", "model", "module", "net")
+KEYS = ("state_dict_ema", "model_ema", "state_dict", "model", "module", "net")
 DEPTH = 4  # of them inside each other
 CROP = 0.875  # torchvision's 224 of 256
 
@@ -52,7 +52,7 @@ def unwrapped(content: Mapping[str, Any]) -> tuple[Tensors, str]:
     """The tensors by name, without wrappers' prefixes, and which entry of the file they were in."""
     entry = ""
     for _ in range(DEPTH):
-        name = next((e for e in ENTRIES if isinstance(content.get(e), Mapping)), None)
+        name = next((e for e in KEYS if isinstance(content.get(e), Mapping)), None)
         if name is not None:
             content, entry = content[name], f"{entry}.{name}" if entry else name
     state: Tensors = {k: v for k, v in content.items() if isinstance(k, str) and _is_plain(v)}
