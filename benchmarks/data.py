@@ -6,7 +6,7 @@ Folders of few and of many pictures (hard links to a few files) are read by a pr
 each, without a network, for the same number of batches and for an epoch. Its memory is the
 proportional set size (Pss) of it and its workers together, looked at all the time. Then ours and a
 plain DataLoader of the same pictures take turns in one process, pair by pair. With --counts it is
-memory and the first batch alone, of folders of so many pictures.
+memory and the first batch alone, of folders of so many pictures in --classes.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from yopo.runs.images import split
 from yopo.runs.settings import validate
 
 SIDES = (320, 256)  # of the pictures on disk, width and height
-CLASSES, FILES = 10, 8
+CLASSES, FILES = 10, 80
 CPU = torch.device("cpu")
 
 
@@ -51,23 +51,22 @@ class Setting:
     jitter: float = 0.0
 
 
-def make_folder(root: Path, many: int, sides: tuple[int, int] = SIDES) -> Path:
+def make_folder(
+    root: Path, many: int, sides: tuple[int, int] = SIDES, classes: int = CLASSES
+) -> Path:
     """So many pictures to train on, and a few to test on, as hard links to a few JPEGs."""
     rng = np.random.default_rng(0)
-    for part, pictures in (("train", many), ("test", 10 * CLASSES)):
-        for label in range(CLASSES):
-            folder = root / part / f"class-{label}"
+    for part, pictures in (("train", many), ("test", 10 * classes)):
+        folders = [root / part / f"class-{label}" for label in range(classes)]
+        for folder in folders:
             folder.mkdir(parents=True)
-            for i in range(label, pictures, CLASSES):
-                name, first = (
-                    folder / f"{i:06d}.jpg",
-                    folder / f"{label + i // CLASSES % FILES * CLASSES:06d}.jpg",
-                )
-                if first == name:
-                    noise = rng.integers(0, 256, (*sides[::-1], 3), np.uint8)
-                    Image.fromarray(noise).filter(ImageFilter.GaussianBlur(2)).save(name)
-                else:
-                    os.link(first, name)
+        for i in range(pictures):
+            name, first = (folders[k % classes] / f"{k:06d}.jpg" for k in (i, i % FILES))
+            if first == name:
+                noise = rng.integers(0, 256, (*sides[::-1], 3), np.uint8)
+                Image.fromarray(noise).filter(ImageFilter.GaussianBlur(2)).save(name)
+            else:
+                os.link(first, name)
     return root
 
 
@@ -203,12 +202,13 @@ def rates(root: Path, setting: Setting, rounds: int, batches: int) -> dict[str, 
     }
 
 
-def grown(counts: list[int], setting: Setting, batches: int) -> dict[str, Any]:
+def grown(counts: list[int], classes: int, setting: Setting, batches: int) -> dict[str, Any]:
     """Memory and the first batch of folders of so many pictures, and bytes a picture in memory."""
     found: dict[str, Any] = {}
     for many in counts:
         with tempfile.TemporaryDirectory() as room:
-            found[str(many)] = told = measured(make_folder(Path(room), many), setting, batches)
+            folder = make_folder(Path(room), many, classes=classes)
+            found[str(many)] = told = measured(folder, setting, batches)
         print(f"{many:,} pictures: {told}", flush=True)
     few, most = (found[str(count)]["peak, MB"] for count in (min(counts), max(counts)))
     found["bytes a picture"] = round(1e6 * (most - few) / (max(counts) - min(counts)), 1)
@@ -241,6 +241,7 @@ def main() -> None:
     parser.add_argument("--few", type=int, default=2000)
     parser.add_argument("--many", type=int, default=40_000)
     parser.add_argument("--counts", type=int, nargs="+", help="sizes of folders")
+    parser.add_argument("--classes", type=int, default=1000, help="of these folders")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -253,7 +254,8 @@ def main() -> None:
     result: dict[str, Any] = {"setting": asdict(setting), "torch": torch.__version__}
     same = args.few // setting.batch - 2
     if args.counts:
-        result["the same batches"] = grown(args.counts, setting, same)
+        result["classes"] = args.classes
+        result["the same batches"] = grown(args.counts, args.classes, setting, same)
         print(result["the same batches"]["bytes a picture"], "bytes a picture")
     else:
         result |= compared(args.few, args.many, setting, args.rounds)

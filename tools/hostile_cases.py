@@ -117,9 +117,9 @@ def renamed(case: Path, name: str, file: str = "") -> Path:
     return (run(case) / file).rename(case / name)
 
 
-def weights(folder: Path, tree: object) -> None:
+def weights(folder: Path, tree: object, classes: int = 10, channels: int = 1) -> None:
     """Weights of our network, and what their metadata say."""
-    state = dict(SmallCNN(width=2, hidden=4).state_dict())
+    state = dict(SmallCNN(classes, channels=channels, width=2, hidden=4).state_dict())
     for name in ("model.safetensors", "model-last.safetensors"):
         tensor_files.save_weights(folder / name, state, {"config": json.dumps(tree)})
 
@@ -540,7 +540,9 @@ def pictures(case: Path, names: list[str], content: bytes, over: Tree | None = N
             for k in range(5):
                 (case / "photos" / split / name / f"{k}.png").write_bytes(content)
     data = {"name": "folder", "root": "photos", "size": 28} | (over or {})
-    return run(case, {"name": "smallcnn", "options": {"width": 2, "hidden": 4}}, {"data": data})
+    folder = run(case, over={"data": data})
+    weights(folder, load(folder / "config.yaml"), len(names), channels=3)
+    return folder
 
 
 def eps_pictures(case: Path) -> Path:

@@ -488,7 +488,7 @@ def test_trackers_are_told_of_training_and_evaluation_or_a_clear_word(
     assert yopo(monkeypatch, *words, "--track", "wandb") == 0
     assert mine.steps == [1, 2]
     assert yopo(monkeypatch, "eval", tmp_path / "run", "--samples", "8", "--track", "wandb") == 0
-    assert mine.told[-1][1].keys() == {"eval/clean", "eval/pgd-20", "eval/worst"}
+    assert mine.told[-1][1].keys() == {"eval/clean", "eval/pgd-20", "eval/worst", "eval/eps"}
     assert mine.begun == [("run", None), ("run", "number 7")]
     folder = ("compare", "demo", "--methods", "natural", "--out", tmp_path / "both")
     assert yopo(monkeypatch, *folder, "--data.path", npz, *TINY[:-6], "--track", "wandb") == 0

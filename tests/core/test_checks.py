@@ -162,9 +162,9 @@ class Around(nn.Module):
         return self.method(x, y)
 
 
-def flat(net: nn.Module, use_orig_params: bool) -> Any:
-    device = torch.device("cpu")
-    return FullyShardedDataParallel(net, device_id=device, use_orig_params=use_orig_params)
+def flat(net: nn.Module, original: bool) -> Any:
+    cpu = torch.device("cpu")
+    return FullyShardedDataParallel(net, device_id=cpu, use_orig_params=original)
 
 
 FIRST_KIND = r"FullyShardedDataParallel \(FSDP1\) .* use torch\.distributed\.fsdp\.fully_shard"
@@ -175,16 +175,16 @@ FIRST_KIND = r"FullyShardedDataParallel \(FSDP1\) .* use torch\.distributed\.fsd
 @pytest.mark.parametrize("kind", [PGD, YOPO])
 @pytest.mark.parametrize("original", [True, False])  # parameters stay in their places, as views
 def test_fsdp1_is_refused(kind: type[PGD] | type[YOPO], original: bool, batch: Batch) -> None:
-    outer = flat(convnet(), use_orig_params=original)
+    outer = flat(convnet(), original)
     for net in (outer, outer.module, nn.Sequential(outer)):
         with pytest.raises(ValueError, match=FIRST_KIND):
             kind(net, Linf(0.1))
-    around = flat(Around(kind), use_orig_params=original)  # after the method was made
+    around = flat(Around(kind), original)  # after the method was made
     with pytest.raises(ValueError, match=FIRST_KIND):
         around(*batch)
     net = convnet()
     method = kind(net, Linf(0.1))
-    net[2] = flat(net[2], use_orig_params=original)
+    net[2] = flat(net[2], original)
     for call in (method, method.backward):
         with pytest.raises(ValueError, match=FIRST_KIND):
             call(*batch)

@@ -61,7 +61,8 @@ MODULES = {  # where `load` and `open` mean a file
     "gzip.open": set(),
     "Image.open": {"data/formats.py"},
     "tarfile.open": {"data/archives.py"},
-    "os.open": {"core/files.py", "runs/alone.py"},  # and a folder, to lock it
+    # A folder, to lock it; a secret, to make it.
+    "os.open": {"core/files.py", "runs/alone.py", "core/seals.py"},
     "io.open": set(),
 }
 OPEN = {"core/files.py", "data/formats.py", "data/sources.py"}  # of a zip; the embedded digits

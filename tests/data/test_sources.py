@@ -407,12 +407,12 @@ def test_one_class_is_refused(layout: str, tmp_path: Path) -> None:
     for split in ("train", layout) if layout else ("",):
         picture(tmp_path / split / "photos" / "cat" / "a.png", (0, 0, 0))
 
-    readers: list[Callable[[], object]] = [
+    readings: list[Callable[[], object]] = [
         lambda: read_or_list(tmp_path, None, skip_broken=False, resident=True, area=1.0),
         lambda: read_or_list(tmp_path, None, skip_broken=False, resident=False, area=1.0),
         lambda: pictures_to_test_on(tmp_path, Preparation()),
     ]
-    for reading in readers:
+    for reading in readings:
         with pytest.raises(ValueError, match=r"two classes or more in .*, got only photos; --data"):
             reading()
 

@@ -150,15 +150,12 @@ def test_the_trainer_keeps_the_most_robust_weights(tmp_path: Path) -> None:
 
     torch.set_default_dtype(torch.float64)
     net, data = classifier(), held_by_the_classifier()
-    one = trainer(
-        net,
-        tmp_path,
-        4,
-        eval_strategy="epoch",
-        save_strategy="epoch",
-        num_train_epochs=4,
-        metric_for_best_model="accuracy_pgd-3",
-    )
+    options: dict[str, Any] = {
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "num_train_epochs": 4,
+    }
+    one = trainer(net, tmp_path, 4, metric_for_best_model="accuracy_pgd-3", **options)
     one.add_callback(RobustAccuracy(data, yopo.Linf(0.005), ATTACKS))
     one.train()
     found = [line["eval_accuracy_pgd-3"] for line in one.state.log_history if "eval_loss" in line]

@@ -1,7 +1,9 @@
 """Diagnostics against networks whose co-states are known, and against plain autograd."""
 
 import copy
+import itertools
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -107,6 +109,15 @@ def test_diagnosis(batch: Batch) -> None:
     assert leads[mine.name, key] == max(leads.values())
     assert f"YOPO-{key} at {mine.name} adds {mine.reach[key]:.0%}" in found.because[0]
     json.dumps(found.tree(), allow_nan=False)
+
+
+@pytest.mark.parametrize("tick", [0.01, 1e9])
+def test_a_clock_may_be_coarse(tick: float, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that stands still in most passes, or in all of them."""
+    now = itertools.count()
+    monkeypatch.setattr("yopo.pmp.diagnose._clock", lambda _: 0.003 * next(now) // tick * tick)
+    study = diagnose(convnet(), *batch, THREAT, m=1, splits=["0", "2"])
+    assert all(math.isfinite(depth.inner_cost) for depth in study.depths)
 
 
 def test_residuals_are_relative_slopes_of_the_loss(batch: Batch) -> None:

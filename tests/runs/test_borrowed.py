@@ -220,9 +220,11 @@ def test_a_file_of_weights_runs_no_code(
     torch.save({"state_dict": {}, "args": Namespace(lr=0.1)}, "args.pth")
     Path("junk.pth").write_bytes(b"junk")
     torch.save([torch.zeros(1)], "list.pth")
-    for name in ("zip.pth", "old.pth", "args.pth", "junk.pth"):
-        with pytest.raises(ValueError, match=f"{name} was not read: .*Expected tensors alone"):
+    Path("empty.pth").write_bytes(b"")
+    for name in ("zip.pth", "old.pth", "args.pth", "junk.pth", "empty.pth"):
+        with pytest.raises(ValueError, match=f"{name} was not read: .*Expected tensors") as said:
             borrow(Path(name), settings(photos))
+        assert "set to `False`" not in str(said.value)  # as torch would have it
     with pytest.raises(ValueError, match=r"expected a dictionary of tensors in list.pth, got list"):
         borrow(Path("list.pth"), settings(photos))
     assert not Path("ran").exists()

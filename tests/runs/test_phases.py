@@ -79,10 +79,9 @@ def test_epochs_belong_to_the_phase_that_has_begun() -> None:
         moved = validate(rescaled(given.tree(), epochs))
         assert [p.first for p in phases(moved)] == begins
         assert sum(p.epochs for p in phases(moved)) == epochs
-    assert validate(rescaled(rescaled(given.tree(), 7), 15)).schedule.phases == pytest.approx(
-        [6, 12]
-    )
-    assert phases(validate(rescaled(rescaled(given.tree(), 7), 15))) == phases(given)
+    back = validate(rescaled(rescaled(given.tree(), 23), 15))
+    assert max(back.schedule.phases) > 12  # by rounding
+    assert phases(back) == phases(given)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial, reduce
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,6 +19,7 @@ from yopo.core.digest import values_digest
 from yopo.core.parallel import in_group, is_several, is_shard, is_spread, parallel, surrounding
 from yopo.core.undo import Undo
 
+OURS = f"{Path(__file__).parents[1]}{os.sep}"
 WORDS = 500  # bytes of what a process says that it could not do
 _exchanging: WeakSet[Optimizer] = WeakSet()  # before each step
 _withheld: WeakSet[Optimizer] = WeakSet()  # for now
@@ -113,8 +115,16 @@ def watch(model: nn.Module, *, handed: bool = False) -> None:
             f"{which} over them, so each trains a network of its own; call "
             f"yopo.exchange_gradients(optimizer) once before the loop{also}, or give the method the"
             " model inside DistributedDataParallel. If your loop averages them itself, all is well",
-            stacklevel=4,  # past `surely`
+            stacklevel=_callers_level(),
         )
+
+
+def _callers_level() -> int:
+    """How far up, from who asks, the first line is that is not ours."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(OURS):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def differing(tensors: Iterable[Tensor]) -> list[int]:

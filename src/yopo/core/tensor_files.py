@@ -91,10 +91,13 @@ def load_foreign(path: Path) -> dict[str, Any]:
         with open_plain(path) as file:
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # of pickle, of zip, or torch's own
-        why = next((w for w in str(error).splitlines() if "Unsupported" in w), str(error))
+        # Of torch's words those that say what it met: others tell how to read it all the same.
+        lines = [w for w in str(error).splitlines() if w.strip() and "Re-running" not in w]
+        why = next((w for w in lines if "GLOBAL" in w), (lines or [type(error).__name__])[0])
+        why = " ".join(why.partition(" was not an allowed")[0].split())
         raise ValueError(
-            f"{path} was not read: {' '.join(why.split())[:200]}. Expected tensors alone; where "
-            "you trust the file, save them with safetensors.torch.save_file"
+            f"{path} was not read: {why[:200]}. Expected tensors alone; where you trust the file, "
+            "save them with safetensors.torch.save_file"
         ) from None
     if not isinstance(content, Mapping):
         raise ValueError(

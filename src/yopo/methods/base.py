@@ -39,10 +39,10 @@ from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
 from yopo.core.undo import surely
 
-Work = TypeVar("Work", bound=Callable[..., Any])
+C = TypeVar("C", bound=Callable[..., Any])
 
 
-def as_written(work: Work) -> Work:
+def as_written(work: C) -> C:
     """A function that runs as it is written also in a step that the user gave to torch.compile."""
 
     @wraps(work)
@@ -51,7 +51,7 @@ def as_written(work: Work) -> Work:
             return torch.compiler.disable(work)(*args, **kwargs)
         return work(*args, **kwargs)
 
-    return cast(Work, run)
+    return cast(C, run)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,8 @@ class Method(ABC):
     it changes only what any training pass does, BatchNorm's statistics; Free also steps its
     optimizer. The engine, the trainer and checkpoints ask a method for its class attributes, for
     `model` and `loss`, and for `backward`, `prepare`, `cut`, `settings`, `on`, `run`, `state_dict`
-    and `load_state_dict`, and for nothing else; the trainer sets `threat` while the radius grows.
+    and `load_state_dict`, and for nothing else. The trainer sets `threat` while the radius grows,
+    and `m` where the phases of its schedule have one of their own.
     """
 
     compares_classes = False  # with one logit, whose softmax is always 1, it would do nothing

@@ -57,10 +57,10 @@ def unwrapped(content: Mapping[str, Any]) -> tuple[Tensors, str]:
             content, entry = content[name], f"{entry}.{name}" if entry else name
     state: Tensors = {k: v for k, v in content.items() if isinstance(k, str) and _is_plain(v)}
     if not state or len(state) < len(content):
-        odd = next((k for k in content if not isinstance(k, str) or k not in state), "")
-        what = f"something else as {odd[:60]!r}" if odd else "nothing"
-        if type(odd) is not str:
-            what = f"a name of type {type(odd).__name__}"
+        odd = next((k for k in content if not isinstance(k, str) or k not in state), None)
+        what = "nothing" if odd is None and not content else f"a name of type {type(odd).__name__}"
+        if isinstance(odd, str):
+            what = f"something else as {odd[:60]!r}"
         raise ValueError(
             f"expected a network's tensors in the weights file, dense and by name, got {what}"
         )

@@ -140,7 +140,7 @@ OWN: Tree = {
 
 _UNTRIED = "Not trained on ImageNet by us: no accuracy is promised"
 IMAGENET: Tree = {
-    "method": method_tree("yopo-3-2-last"),
+    "method": method_tree("yopo-3-2") | {"grad_at": "last"},  # an ending is looked up with torch
     "threat": {"name": "linf", "eps": 4 / 255, "step": 2 / 255},
     "data": {
         "name": "folder",
