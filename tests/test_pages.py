@@ -243,7 +243,9 @@ def test_a_block_that_fails_would_be_seen(names: dict[str, Any]) -> None:
 API = (DOCS / "api.md").read_text(encoding="utf-8")
 SHOWN = {
     f"yopo.{name.removeprefix('yopo.')}": kind
-    for kind, name in re.findall(r"auto(\w+):: ([\w.]+)", API)
+    for kind, name in re.findall(
+        r"(?:auto|\.\. )(class|exception|function|data|module):: ([\w.]+)", API
+    )
 }
 INSIDE = {"api.md", "code.md", "design.md"}  # of those who work on yopo itself
 
