@@ -109,9 +109,9 @@ def test_who_is_interrupted_or_killed_ends_all_and_one_process_goes_on(
     written: list[Path] = []
     save = tensor_files.save_weights
 
-    def noted(path: Path, state: tensor_files.Tensors, metadata: dict[str, str]) -> None:
+    def noted(path: Path, *given: Any, **options: Any) -> None:
         written.append(path)
-        save(path, state, metadata)
+        save(path, *given, **options)
 
     monkeypatch.setattr(tensor_files, "save_weights", noted)
     assert yopo(monkeypatch, *words) == 0

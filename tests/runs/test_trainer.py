@@ -521,7 +521,7 @@ def test_weights_are_compared_once_for_each_checkpoint_and_epoch(tmp_path: Path)
     trainer.learner.check_same_weights = counted  # type: ignore[method-assign]
     trainer.run()
     assert trainer.progress.saves == 4
-    assert calls == 4  # the first checkpoint, and three epochs that each end in one
+    assert calls == 4  # as the run begins, and three epochs that each end in a checkpoint
 
 
 def test_a_setting_that_came_later_has_its_default(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Trainer:
             p.hardware.append(here)
         if not p.saves:
             self.keeper.keep_good()  # what a collapse in the first epoch goes back to
-            self.keeper.save()
+            self.keeper.save(compared=True)
         try:
             while p.epoch < self.config.epochs:
                 if self._phase != phase(self.config, p.epoch):
