@@ -384,7 +384,7 @@ def foreign(draw: st.DrawFn, state: dict[str, torch.Tensor]) -> bytes:
         value = tree.pop(name)
         if draw(st.booleans()):
             tree[draw(st.sampled_from(ODD_NAMES))] = value
-        elif isinstance(value, torch.Tensor) and not value.is_complex():
+        elif borrowed._is_plain(value) and not value.is_complex():
             with warnings.catch_warnings(action="ignore"):  # some kinds are prototypes
                 tree[name] = OTHER_KINDS[draw(st.sampled_from([*OTHER_KINDS]))](value)
     for entry in draw(st.lists(st.sampled_from(borrowed.KEYS), max_size=6)):
