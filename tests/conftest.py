@@ -85,6 +85,19 @@ def group() -> Iterator[None]:
 
 
 @pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """This process on its GPU, as a group of one over nccl."""
+    from tests.tiny import free_port
+
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    device = torch.device("cuda", 0)
+    dist.init_process_group("nccl", rank=0, world_size=1, device_id=device)
+    yield device
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """See without_kernels."""
     with without_kernels(monkeypatch):

@@ -19,10 +19,11 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 import yopo
-from tests.conftest import Batch
+from tests.conftest import GPU, Batch
 from tests.tiny import PATIENCE, forkserver, free_port
 from yopo.core.parallel import is_shard, whole
 
@@ -64,7 +65,7 @@ def blocks() -> nn.Sequential:
 
 
 def spread(net: nn.Module, **options: Any) -> Any:
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(next(net.parameters()).device.type, (dist.get_world_size(),))
     for module in net.modules():
         if isinstance(module, Block):
             fully_shard(module, mesh=mesh, **options)
@@ -491,3 +492,45 @@ def test_what_does_not_work_is_refused(found: list[dict[str, Any]]) -> None:
         assert "give it a network that each process has whole" in pmp
         assert "leave exchange_gradients out" in exchange
         assert "plain steps: the network's weights are spread over processes" in engine
+
+
+# ------------------------------------------------------------ on a GPU
+
+
+class TestOnAGPU:
+    """A group of one over nccl: what a second process adds is not seen, the rest is."""
+
+    pytestmark = GPU
+
+    @pytest.mark.parametrize("name", METHODS)
+    @pytest.mark.parametrize("way", [spread, DistributedDataParallel])
+    def test_gradients_are_those_of_one_process(
+        self, way: Callable[[nn.Module], nn.Module], name: str, alone: torch.device
+    ) -> None:
+        x, y = (t.to(alone) for t in data())
+        expected = three_batches(METHODS[name](blocks().to(alone)), x, y)
+        found = three_batches(METHODS[name](way(blocks().to(alone))), x, y)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+    def test_training_with_an_average(self, alone: torch.device) -> None:
+        x, y = (t.to(alone) for t in data())
+        nets = blocks().to(alone), blocks().to(alone)
+        averages = [yopo.EMA(net, 0.5) for net in nets]
+        spread(nets[0]), spread(averages[0].model)
+        found, expected = (trained(net, ema, x, y) for net, ema in zip(nets, averages, strict=True))
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+    def test_weights_gathered_once_a_step(self, alone: torch.device) -> None:
+        x, y = (t.to(alone) for t in data())
+        expected = replayed(blocks().to(alone), x, y)
+        found = replayed(spread(blocks().to(alone)), x, y, gathered=True)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+    def test_an_evaluation(self, alone: torch.device) -> None:
+        x, y = (t.to(alone) for t in data())
+        net = blocks().to(alone)
+        expected = evaluated(net, x, y)
+        assert evaluated(spread(net), x, y) == expected

@@ -18,7 +18,7 @@ from torch.optim import SGD
 
 import yopo
 from tests.conftest import GPU, Batch, assert_same, bn_convnet, convnet, without_kernels
-from tests.tiny import PATIENCE, as_one_of, free_port, in_two, tiny_trainer, weights
+from tests.tiny import PATIENCE, as_one_of, in_two, tiny_trainer, weights
 from yopo.core.exchange import agreed
 from yopo.engine import forms
 from yopo.engine.capture import Capture, CutOffError
@@ -367,17 +367,6 @@ def test_the_second_process_finds_what_the_first_compiled(found: list[dict[str, 
 
 
 # ------------------------------------------------------------ on a GPU
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
-    """A group of one."""
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    device = torch.device("cuda", 0)
-    dist.init_process_group("nccl", rank=0, world_size=1, device_id=device)
-    yield device
-    dist.destroy_process_group()
 
 
 class TestOnAGPU:

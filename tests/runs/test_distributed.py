@@ -387,29 +387,22 @@ def test_the_held_out_attack_fits_where_a_share_of_the_batch_does(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_exchanges_run_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exchanges_run_over_nccl(alone: torch.device) -> None:
     """With a group of one: what two would add is not seen, but tensors and types are right."""
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
-    device = torch.device("cuda", 0)
-    dist.init_process_group("nccl", rank=0, world_size=1, device_id=device)
-    try:
-        net = yopo.models.preactresnet18(width=4, blocks=(1, 1)).to(device)
-        distributed.same_everywhere([*net.parameters(), *net.buffers()])
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        yopo.exchange_gradients(optimizer)
-        synced = distributed.synchronise_batchnorm(net)
-        assert any(isinstance(m, torch.nn.SyncBatchNorm) for m in synced.modules())
-        x = torch.rand(8, 3, 16, 16, device=device)
-        y = torch.arange(8, device=device)
-        yopo.YOPO(synced, yopo.Linf(0.03), m=2, n=2).backward(x, y)
-        optimizer.step()
-        assert distributed.from_first([1.5, 2.5]) == [1.5, 2.5]
-        assert distributed.summed(torch.tensor([3.0], device=device)).item() == 3
-        assert torch.equal(distributed.gathered(x)[0], x.cpu())
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    net = yopo.models.preactresnet18(width=4, blocks=(1, 1)).to(alone)
+    distributed.same_everywhere([*net.parameters(), *net.buffers()])
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    yopo.exchange_gradients(optimizer)
+    synced = distributed.synchronise_batchnorm(net)
+    assert any(isinstance(m, torch.nn.SyncBatchNorm) for m in synced.modules())
+    x = torch.rand(8, 3, 16, 16, device=alone)
+    y = torch.arange(8, device=alone)
+    yopo.YOPO(synced, yopo.Linf(0.03), m=2, n=2).backward(x, y)
+    optimizer.step()
+    assert distributed.from_first([1.5, 2.5]) == [1.5, 2.5]
+    assert distributed.summed(torch.tensor([3.0], device=alone)).item() == 3
+    assert torch.equal(distributed.gathered(x)[0], x.cpu())
+    dist.barrier()
 
 
 @pytest.mark.parametrize(
