@@ -13,7 +13,9 @@ from tests.engine.test_engine import THREAT
 from yopo import EMA, YOPO, Engine, Free, Method
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The .grad attribute of a"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore:\\s*Online softmax", "ignore:The .grad attribute of a"
+    ),
 ]
 PHASES = [(8, 6, 1), (12, 6, 3), (12, 4, 3), (12, 4, 2)]  # side, images, m
 Make = Callable[[nn.Module, torch.optim.Optimizer], Method]
@@ -38,7 +40,8 @@ def batches(side: int, images: int, many: int = 3) -> list[Batch]:
 
 def trained(make: Make, net: nn.Module, device: str = "cpu", **options: Any) -> Engine | None:
     """Phase after phase, by the engine where `options` say how."""
-    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    # A power of 2: on a GPU's side the rate is a float32.
+    optimizer = torch.optim.SGD(net.parameters(), 2**-4, momentum=0.9)
     method: Any = make(net, optimizer)
     ema = EMA(net, 0.9)
     engine = Engine(method, optimizer, ema=ema, say=pytest.fail, **options) if options else None

@@ -25,7 +25,9 @@ from yopo.engine.capture import Capture, CutOffError
 from yopo.runs.progress import Progress
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore:The .grad attribute of a Tensor"
+    "ignore::DeprecationWarning",
+    "ignore:\\s*Online softmax",
+    "ignore:The .grad attribute of a Tensor",
 )
 THREAT = yopo.Linf(0.1)
 STEPS = 3
