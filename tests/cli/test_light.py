@@ -57,15 +57,18 @@ def test_no_command_makes_up_the_arguments_of_another() -> None:
     [
         (
             ["train", "demo", "--method.n", "2", "--epochs", "1"],
-            "train demo: YOPO-3-2, L∞ eps 0.3, mnist-subset, smallcnn; into",
+            "train demo: YOPO-3-2, L∞ eps 0.3, mnist-subset (6,000 images, 10 classes), "
+            "smallcnn (78,778 parameters), ",
         ),
         (
             ["train", "cifar10-fast", "--method.name", "pgd", "--method.steps", "7"],
-            "train cifar10-fast: PGD-7, L∞ eps 8/255, cifar10, preactresnet18; into",
+            "train cifar10-fast: PGD-7, L∞ eps 8/255, cifar10 (50,000 images, 10 classes), "
+            "preactresnet18 (11,172,170 parameters), ",
         ),
         (
             ["compare", "demo", "--methods", "natural,pgd-3", "--propagations", "6"],
-            "compare demo: natural,pgd-3, L∞ eps 0.3, mnist-subset, smallcnn; into",
+            "compare demo: natural,pgd-3, L∞ eps 0.3, mnist-subset (6,000 images, 10 classes), "
+            "smallcnn (78,778 parameters), ",
         ),
     ],
 )

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from yopo import __version__
 from yopo.cli.common import Terminal, say, wrapped
+from yopo.cli.ending import ends_at_once
 from yopo.cli.log import is_unread, unread_is_no_fault
 
 # Each is a module here, with EXAMPLES, `options`, which adds them to a parser, and `run`, which
@@ -122,6 +123,7 @@ def joined(words: list[str]) -> list[str]:
     return result
 
 
+@ends_at_once()
 @unread_is_no_fault()
 def run(command: ModuleType, args: argparse.Namespace, rest: list[str]) -> None:
     """Run a command; what goes wrong is said in a sentence."""

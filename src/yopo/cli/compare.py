@@ -5,11 +5,11 @@ from contextlib import AbstractContextManager
 
 from yopo.cli.common import Terminal, fitted, loading
 from yopo.cli.log import steady
+from yopo.cli.opening import first_line
 from yopo.cli.screen import Screen
 from yopo.cli.training import (
     as_written,
     check_written,
-    first_line,
     lost_others_are_named,
     result_table,
     run_options,
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
         raise ValueError("expected a folder for the runs: --out DIR")
     typed = settings_typed(rest)
     written = as_written(args.recipe, args.config, typed)
-    first_line(f"compare {args.recipe}", written, args.out, methods=args.methods)
+    first_line(f"compare {args.recipe}", written, args.out, args.device, methods=args.methods)
     with loading():
         from yopo.runs.api import compare_runs, method_configs
 

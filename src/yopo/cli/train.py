@@ -11,10 +11,10 @@ from rich.table import Table
 
 from yopo.cli.common import Terminal, fitted, loading, rank
 from yopo.cli.log import steady
+from yopo.cli.opening import first_line
 from yopo.cli.training import (
     as_written,
     check_written,
-    first_line,
     lost_others_are_named,
     result_table,
     run_options,
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
 def train(args: argparse.Namespace, typed: Tree, written: Tree) -> None:
     """Train one network."""
     if args.out is not None:
-        first_line(f"train {args.recipe}", written, args.out)
+        first_line(f"train {args.recipe}", written, args.out, args.device)
     with loading():
         from yopo.runs.api import configure, train_run
 

@@ -6,14 +6,14 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from yopo.cli.common import Terminal, rank
+from yopo.cli.common import rank
 from yopo.cli.screen import Screen
 from yopo.runs.folder import is_finished, read_settings
 from yopo.runs.overlay import Tree, nested, overlay
@@ -89,29 +89,6 @@ def _alone(name: str) -> str:
         hint = f"; did you mean --{near[0]}?" if near else ""
         raise ValueError(f"--{name} needs a value{hint}")
     return "true"
-
-
-def first_line(what: str, tree: Tree, out: Path, *, methods: str | None = None) -> None:
-    """Say what will be trained, from settings as they are written: torch is not there yet."""
-    from yopo.core.words import fraction
-    from yopo.methods.registry import said
-
-    if rank() > 0:
-        return
-    given = (tree.get(key) for key in ("method", "threat", "data", "model"))
-    # What is no section will be refused when settings are checked.
-    method, threat, data, model = (part if isinstance(part, dict) else {} for part in given)
-    norm = {"linf": "L∞", "l2": "L2"}.get(str(threat.get("name", "linf")), "")
-    eps = threat.get("eps")
-    words = [methods or _method(method, said)]
-    words += [f"{norm} eps {fraction(eps) if isinstance(eps, float) else eps}"] if eps else []
-    words += [str(part["name"]) for part in (data, model) if "name" in part]
-    Terminal().say(f"{what}: {', '.join(filter(None, words))}; into {out}")
-
-
-def _method(settings: Tree, said: Callable[[Tree], str]) -> str:
-    whole = {k: int(v) if str(v).isdecimal() else v for k, v in settings.items()}
-    return said(whole) if isinstance(whole.get("name"), str) else ""
 
 
 def as_written(recipe: str, config: Path | None, typed: Tree) -> Tree:
