@@ -48,3 +48,14 @@ def test_what_was_done_counts(what: str, tmp_path: Path) -> None:
 
 def test_alone_python_ends_as_ever(tmp_path: Path) -> None:
     assert ended("pass", 1, tmp_path).returncode < 0
+
+
+def test_the_record() -> None:
+    root = Path(__file__).parents[2] / "records"
+    lines = [line.split() for line in (root / "ends-cpu/log.txt").read_text().splitlines()]
+    many = {who: [int(code) for name, _, code in lines if name == who] for who in ("old", "new")}
+    failed = {who: sum(map(bool, codes)) for who, codes in many.items()}
+    row = next(x for x in (root / "README.md").read_text().splitlines() if "`ends-cpu/`" in x)
+    assert f"after {len(lines)} trainings of two processes" in row
+    assert f"{failed['old']} of {len(many['old'])} aborted" in row
+    assert f"`cli/ending.py` {failed['new']} of {len(many['new'])};" in row
