@@ -18,6 +18,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import yopo
 from tests.conftest import Batch, TwoTowers, assert_same, bn_convnet, convnet, grads
 from tests.core.test_first_layer import small_resnet
+from tests.methods.test_yopo import GRAD_AT
 from tests.tiny import Silent, tiny_config, tiny_data
 from yopo import (
     EMA,
@@ -580,6 +581,227 @@ class Merges(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self.merged else self.weight + self.add
         return F.linear(x.flatten(1), weight, self.bias)
+
+
+class Unfrozen(nn.Sequential):
+    """Its train() freezes the first layer, as code for fine-tuning does."""
+
+    def train(self, mode: bool = True) -> "Unfrozen":
+        super().train(mode)
+        self[0].requires_grad_(False)
+        return self
+
+
+@pytest.mark.parametrize("name", ["natural", "pgd", "yopo", "attack", "evaluate"])
+def test_a_train_of_its_own_freezes_nothing_for_good(name: str, batch: Batch) -> None:
+    net = Unfrozen(*bn_convnet())
+    net.requires_grad_(True)
+    threat = Linf(0.1)
+    {
+        "natural": lambda: Natural(net).backward(*batch),
+        "pgd": lambda: PGD(net, threat, steps=2).backward(*batch),
+        "yopo": lambda: YOPO(net, threat, m=2, n=2).backward(*batch),
+        "attack": lambda: attacks.pgd(net, *batch, threat, steps=1),
+        "evaluate": lambda: yopo.evaluate(net, batch, threat, "pgd-2", checks=False),
+    }[name]()
+    assert all(p.requires_grad for p in net.parameters())
+    if name in ("natural", "pgd", "yopo"):
+        assert all(p.grad is not None for p in net.parameters())
+
+
+class Noisy(nn.Module):
+    """Its noise goes by a flag of its own, which its train() sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.noisy = convnet(), True
+
+    def train(self, mode: bool = True) -> "Noisy":
+        super().train(mode)
+        self.noisy = mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out + 100 * torch.randn_like(out) if self.noisy else out
+
+
+def test_eval_mode_is_the_networks_own(batch: Batch) -> None:
+    net = Noisy()
+    y = net.net(batch[0]).argmax(1)
+    found = yopo.evaluate(net, (batch[0], y), Linf(0.01), ["clean", "pgd-3"], checks=False)
+    assert net.noisy
+    net.eval()
+    expected = yopo.evaluate(net, (batch[0], y), Linf(0.01), ["clean", "pgd-3"], checks=False)
+    assert found.accuracy == expected.accuracy
+    assert found.accuracy["clean"] == 1
+    assert not net.noisy
+
+
+class Renormalised(nn.Module):
+    """Reads the statistics of a BatchNorm inside it, which the pass before moved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.rest = nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), convnet()[4:]
+        self.last = nn.Linear(180, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(x)
+        mean = self.bn.running_mean.clone()
+        return self.last((self.bn(h) + mean[:, None, None]).tanh().flatten(1))  # type: ignore[no-any-return]
+
+
+class Views(nn.Module):
+    """One buffer is a part of another, which a pass in training mode moves."""
+
+    stats: Tensor
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 5, 3), nn.Linear(180, 4)
+        self.register_buffer("stats", torch.zeros(2, 5))
+        self.register_buffer("mean", self.stats[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.conv(x)
+        if self.training:
+            self.stats[0].mul_(0.5).add_(h.detach().mean((0, 2, 3)), alpha=0.5)
+        return self.last((h - self.mean.clone()[:, None, None]).tanh().flatten(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("kind", [Renormalised, Views])
+@pytest.mark.parametrize("grad_at", GRAD_AT)
+def test_each_attack_pass_begins_with_the_buffers_of_now(
+    grad_at: Any, kind: type[nn.Module], copied: bool, batch: Batch
+) -> None:
+    """Against the paper's loop with a copy of the whole network for each attack pass."""
+    net, threat = kind(), Linf(0.1, 0.05)
+    net = copy.deepcopy(net) if copied else net  # views have no base then
+    twin, (x, y), eta = copy.deepcopy(net), batch, torch.zeros_like(batch[0])
+    out = YOPO(net, threat, m=3, n=1, grad_at=grad_at).backward(x, y, eta)
+    scale = 1 if grad_at == "last" else 3
+    for j in range(3):
+        if grad_at == "before":
+            at = (x + eta).requires_grad_()
+            loss = F.cross_entropy(twin(at), y)
+            direction = torch.autograd.grad(loss, at, retain_graph=True)[0]
+            (loss / scale).backward()
+        elif grad_at == "last" or j == 0:
+            at = (x + eta).requires_grad_()
+            loss = F.cross_entropy(copy.deepcopy(twin)(at), y)
+            direction = torch.autograd.grad(loss, at)[0]
+        eta = threat.project(eta + threat.step * direction.sign(), x)
+        if grad_at == "after" or (grad_at == "last" and j == 2):
+            at = (x + eta).requires_grad_()
+            loss = F.cross_entropy(twin(at), y) / scale
+            loss.backward()
+            direction = at.grad if at.grad is not None else direction
+    assert torch.equal(out.eta, eta)
+    assert_same(grads(net), grads(twin), tol=1e-12)
+    assert_same(dict(net.state_dict()), dict(twin.state_dict()), tol=1e-12)
+
+
+class Tempered(nn.Module):
+    """A loss with a parameter, which fails once."""
+
+    def __init__(self, fails: int) -> None:
+        super().__init__()
+        self.t, self.fails = nn.Parameter(torch.ones(())), fails
+
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        self.fails -= 1
+        if not self.fails:
+            raise MemoryError
+        return F.cross_entropy(z * self.t, y)
+
+
+def test_after_an_error_no_half_gradient_is_left_in_the_loss(batch: Batch) -> None:
+    net, start = convnet(), torch.zeros_like(batch[0])
+    twin = copy.deepcopy(net)
+    failing, sound = Tempered(3), Tempered(99)
+    method = YOPO(net, Linf(0.1), m=3, n=1, loss=failing)
+    with pytest.raises(MemoryError):
+        method.backward(*batch, start)
+    assert failing.t.grad is None
+    method.backward(*batch, start)
+    YOPO(twin, Linf(0.1), m=3, n=1, loss=sound).backward(*batch, start)
+    assert sound.t.grad is not None
+    torch.testing.assert_close(failing.t.grad, sound.t.grad, rtol=0, atol=0)
+
+
+def test_a_forward_of_the_modules_own_is_run(batch: Batch) -> None:
+    """Put over its class's, as mixed precision does."""
+    net, start = convnet(), torch.zeros_like(batch[0])
+    forward = net.forward
+    net.forward = lambda z: forward(z * 2 - 1)  # type: ignore[method-assign]
+    around = nn.Sequential(Doubled(), *convnet())
+    around[1:].load_state_dict(nn.Sequential(*net).state_dict(), strict=False)
+    around.load_state_dict({f"{int(k[0]) + 1}{k[1:]}": v for k, v in net.state_dict().items()})
+    want = yopo.PMP(around, Linf(0.1), m=2, n=1, adversary="gradient").backward(*batch, start)
+    got = yopo.PMP(net, Linf(0.1), m=2, n=1, adversary="gradient").backward(*batch, start)
+    torch.testing.assert_close(got.loss, want.loss, rtol=1e-12, atol=0)
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 - 1
+
+
+@pytest.mark.parametrize("name", ["natural", "pgd", "attack", "evaluate"])
+def test_a_network_of_inference_mode_is_refused_and_stays(name: str, batch: Batch) -> None:
+    with torch.inference_mode():
+        net = convnet()
+    threat = Linf(0.1)
+    with pytest.raises(ValueError, match=r"made under torch.inference_mode\(\)"):
+        {
+            "natural": lambda: Natural(net).backward(*batch),
+            "pgd": lambda: PGD(net, threat, steps=2).backward(*batch),
+            "attack": lambda: attacks.pgd(net, *batch, threat, steps=1),
+            "evaluate": lambda: yopo.evaluate(net, batch, threat, "pgd-2", checks=False),
+        }[name]()
+    assert all(p.requires_grad for p in net.parameters())
+
+
+class Adapts(nn.Module):
+    """Differentiates by a weight of its own in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 5, 3), nn.Linear(180, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.conv(x)
+        with torch.enable_grad():
+            (g,) = torch.autograd.grad(h.square().mean(), self.conv.weight, create_graph=True)
+        return self.last((h * g.sum()).flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_network_that_differentiates_by_its_weights_is_refused(batch: Batch) -> None:
+    with pytest.raises(ValueError, match="differentiates by its own parameters in forward"):
+        YOPO(Adapts(), Linf(0.1), m=1, n=1).backward(*batch)
+
+
+class Routed(nn.Module):
+    """Bright images take another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dark, self.bright = nn.Conv2d(3, 5, 3), nn.Conv2d(3, 5, 3)
+        self.last = nn.Linear(180, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        way = self.bright if x.mean() > 0.45 else self.dark
+        return self.last(way(x).relu().flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_network_with_two_ways_is_told_what_to_do(batch: Batch) -> None:
+    x, y = 0.3 * batch[0], batch[1]
+    YOPO(Routed(), Linf(0.01), m=2, n=3).backward(x, y)
+    with pytest.raises(ValueError, match="takes another way for other images"):
+        YOPO(Routed(), Linf(0.9, 0.5), m=2, n=3).backward(x, y)
 
 
 class Loops(nn.Linear):

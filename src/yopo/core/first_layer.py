@@ -30,6 +30,7 @@ from yopo.core.parallel import fsdp
 from yopo.core.propagation import (
     NO_WAY_BACK,
     Objective,
+    OtherWayError,
     Prefix,
     Propagation,
     no_logits,
@@ -201,7 +202,11 @@ class _F0:
                 model(x.clone())  # a copy: see propagate
             except Stopped as reached:
                 return reached.output
-        raise ValueError("the first layer was not called in this forward pass")
+        raise OtherWayError(
+            "the first layer was not called in this forward pass: the network takes another way "
+            "for other images; name a layer that all of them go through, as "
+            'nn.Sequential(OrderedDict(first=nn.Identity(), net=model)) with first_layer="first"'
+        )
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +23,7 @@ T = TypeVar("T")
 
 
 Buffers = dict[str, Tensor | None]  # of one module, by name
+Memo = dict[Hashable, Tensor]  # copies, by the tensor's id and by where its memory is
 
 
 class Frozen:
@@ -43,6 +46,11 @@ class Frozen:
         self._model = model
         spread = is_spread(model)
         self._parameters = [] if spread else list(model.parameters())
+        if any(p.is_inference() for p in self._parameters):
+            raise ValueError(
+                "the network was made under torch.inference_mode(), so nothing can be "
+                "differentiated through it; make it, or load it, outside"
+            )
         self.modules = list(model.modules())
         self._exchanges = Exchanges(self.modules)
         self._compiled = has_compiled_parts(model) and not spread
@@ -54,7 +62,8 @@ class Frozen:
         """The same model with its buffers as they are now.
 
         Without looking at all of it again: while the model keeps its modules and their modes. Of
-        BatchNorm's statistics no pass reads what another has moved, so those copies stay.
+        BatchNorm's statistics no pass reads what another has moved, so those copies stay, unless
+        a module's own code names them.
         """
         again = copy.copy(self)
         again._copies = _copies(self.modules, self._copies, self._moves)
@@ -73,7 +82,7 @@ class Frozen:
         """
         copies = self._copies
         if afresh:
-            memo: dict[int, Tensor] = {}
+            memo: Memo = {}
             pairs = zip(copies, self._moves, strict=True)
             copies = [_cloned(c, memo) if moves else c for c, moves in pairs]
         views = _views(self.modules) if self._compiled else nullcontext()
@@ -87,20 +96,37 @@ def _copies(
     modules: list[nn.Module], kept: list[Buffers] | None = None, anew: list[bool] | None = None
 ) -> list[Buffers]:
     """Each module's buffers as copies; one that several modules share stays one."""
-    memo: dict[int, Tensor] = {}
+    memo: Memo = {}
     if kept is None or anew is None:
         return [_cloned(m._buffers, memo) for m in modules]
     each = zip(modules, kept, anew, strict=True)
     return [_cloned(m._buffers, memo) if new else old for m, old, new in each]
 
 
-def _cloned(buffers: Mapping[str, Tensor | None], memo: dict[int, Tensor]) -> Buffers:
+def _cloned(buffers: Mapping[str, Tensor | None], memo: Memo) -> Buffers:
     copies: Buffers = {}
     for name, buffer in buffers.items():
         if buffer is not None and id(buffer) not in memo:
-            memo[id(buffer)] = buffer.detach().clone()
+            memo[id(buffer)] = _clone(buffer, memo)
         copies[name] = None if buffer is None else memo[id(buffer)]
     return copies
+
+
+def _clone(buffer: Tensor, memo: Memo) -> Tensor:
+    """A copy; where others see the same memory, the copies do too."""
+    plain = type(buffer) is Tensor and buffer.layout == torch.strided and not buffer.is_meta
+    if not plain or not buffer.numel():
+        return buffer.detach().clone()
+    storage = buffer.untyped_storage()
+    if (place := (buffer.device, storage.data_ptr())) not in memo:
+        memo[place] = copied = buffer.detach().clone()
+        alone = copied.untyped_storage().nbytes() == storage.nbytes()
+        if alone and copied.stride() == buffer.stride():
+            return copied
+        memo[place] = buffer.new_empty(0).set_(storage.clone())
+    kept = memo[place].untyped_storage()
+    empty = torch.empty(0, dtype=buffer.dtype, device=buffer.device)
+    return empty.set_(kept, buffer.storage_offset(), buffer.shape, buffer.stride())
 
 
 @contextmanager
@@ -170,16 +196,29 @@ def _views(modules: list[nn.Module]) -> Iterator[None]:
 def moving(model: nn.Module) -> dict[str, Tensor]:
     """Buffers that a pass may change for the next, such as spectral_norm's.
 
-    Not those of torch's BatchNorm: while it writes its statistics it does not read them.
+    Not those of torch's BatchNorm, unless a module around it reads them: while it writes its
+    statistics it does not.
     """
     moved = _moved(model.modules())
     return {name: b for name, b in model.named_buffers() if id(b) in moved}  # a shared one once
 
 
 def _moved(modules: Iterable[nn.Module]) -> set[int]:
-    """The ids of such buffers."""
-    others = (m for m in modules if not _is_batchnorm(m))
-    return {id(b) for m in others for b in m._buffers.values() if b is not None}
+    """The ids of such buffers: all, where a module reads the statistics of a BatchNorm inside."""
+    modules = list(modules)
+    others = [m for m in modules if not _is_batchnorm(m)]
+    read = any(_reads_statistics(kind) for kind in {type(m) for m in others})
+    there = modules if read else others
+    return {id(b) for m in there for b in m._buffers.values() if b is not None}
+
+
+@cache
+def _reads_statistics(kind: type[nn.Module]) -> bool:
+    """Whether its code names a BatchNorm's statistics, as batch renormalisation and QAT's does."""
+    own = [c for c in kind.__mro__ if c not in nn.Module.__mro__]
+    functions = [getattr(v, "fget", v) for c in own for v in vars(c).values()]
+    codes = [f.__code__ for f in functions if isinstance(f, FunctionType)]
+    return any(not {"running_mean", "running_var"}.isdisjoint(code.co_names) for code in codes)
 
 
 def _is_batchnorm(module: nn.Module) -> bool:
@@ -195,7 +234,7 @@ def untouched(
     buffers: what to copy instead of the model's own of these names.
     """
     modules, own = list(model.modules()), dict(model.named_buffers())
-    memo = {id(own[name]): value.detach().clone() for name, value in (buffers or {}).items()}
+    memo: Memo = {id(own[name]): value.detach().clone() for name, value in (buffers or {}).items()}
     with uncached(), _exchanged(modules, [_cloned(m._buffers, memo) for m in modules]):
         return work()
 
@@ -216,39 +255,56 @@ def made_of(model: nn.Module) -> tuple[nn.Module, ...]:
 
 @contextmanager
 def eval_mode(model: nn.Module, enabled: bool = True) -> Iterator[None]:
-    """Put every module into eval mode for the block, then give each its own flag back."""
+    """Put every module into eval mode for the block, then give each its own flag back.
+
+    A network's own train(mode) is called, as model.eval() would: it may switch noise off, or drop
+    what it computed from other weights. What it does to parameters on the way (LoRA adds to them,
+    others freeze some) is undone, bit for bit.
+    """
     before = [(m, m.training) for m in model.modules()] if enabled else []
+    asked = [m for m, training in before if training and _has_its_own_train(m)]
+    parameters = list(model.parameters()) if asked else []
+    asking = [p.requires_grad for p in parameters]
+    values = [p.detach().clone() for p in parameters]
 
     def put_back() -> None:
         try:
-            for module, training in before:
-                if training and _drops_things(module):
-                    module.train(True)
+            for module in asked:
+                module.train(True)
         finally:
             for module, training in before:
                 module.training = training
+            for p, asks, value in zip(parameters, asking, values, strict=True):
+                p.requires_grad_(asks)
+                p.data.copy_(value)  # a graph that is alive does not count it as a change
 
     with Undo(put_back):
+        for module in asked:
+            module.train(False)
+        for p, asks in zip(parameters, asking, strict=True):
+            p.requires_grad_(asks)
         for module, _ in before:
             module.training = False
         yield
 
 
-def _drops_things(module: nn.Module) -> bool:
-    """Whether its own train(True) may drop what it computed, in eval mode, from other weights."""
+def _has_its_own_train(module: nn.Module) -> bool:
     train = type(module).train
     return train is not nn.Module.train and "mode" in inspect.signature(train).parameters
 
 
 @contextmanager
-def all_or_nothing(model: nn.Module) -> Iterator[None]:
-    """Add the gradients found in the block to .grad if it succeeds; leave .grad alone if not."""
+def all_or_nothing(model: nn.Module, trained: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Add the gradients found in the block to .grad if it succeeds; leave .grad alone if not.
+
+    trained: the model's parameters, and those that a loss may have.
+    """
     if parallel(model) or fsdp(model.modules()):
         # What was left there without an exchange is exchanged with what is found, so it stays.
         with Gradients(model).kept_unless_done():
             yield
         return
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = [p for p in trained if p.requires_grad]
     before = [p.grad for p in parameters]
     succeeded = False
 

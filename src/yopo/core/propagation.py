@@ -23,6 +23,10 @@ ATTACK_ONLY = 2 / 3  #: forward and back to the image, without weight gradients
 FULL = 1.0  #: forward and back, weight gradients included
 
 
+class OtherWayError(ValueError):
+    """A pass did not come through the module at which f0 ends."""
+
+
 class Prefix(Protocol):
     """f0 alone, as it ran in one propagation: same weights, same dropout masks."""
 

@@ -119,7 +119,7 @@ class Method(ABC):
         watch(self.model)
         with uncached():
             checked = self._checked(x, y, eta)
-            with training_step(type(self).__name__), all_or_nothing(self.model):
+            with training_step(type(self).__name__), all_or_nothing(self.model, self._trained()):
                 return self._run(*checked)
 
     @as_written
@@ -267,8 +267,16 @@ def plain(t: Tensor) -> Tensor:
 
 def count_classes(model: nn.Module, x: Tensor) -> int:
     """Ask the model, leaving no trace, how many logits it gives for each of x (B, ...)."""
-    with torch.no_grad(), eval_mode(model), forked_rng(x):
-        logits = Frozen(uncompiled(model))(x.clone())
+    try:
+        with torch.no_grad(), eval_mode(model), forked_rng(x):
+            logits = Frozen(uncompiled(model))(x.clone())
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise ValueError(
+            "the network differentiates by its own parameters in forward(), and passes of an "
+            "attack let them ask for no gradients; such networks cannot be attacked here"
+        ) from error
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(x):
         raise ValueError(f"{no_logits(logits)} for {len(x)} images")
     return logits.shape[1]

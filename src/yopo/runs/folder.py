@@ -54,7 +54,7 @@ def is_run(path: Path) -> bool:
 
 def is_finished(path: Path) -> bool:
     """Whether a run has its result."""
-    return (path / RESULT).exists()
+    return (path / RESULT).is_file()
 
 
 def marks(path: Path) -> list[Path]:
@@ -300,6 +300,8 @@ class RunFolder:
             seals.write_json(self.path / RESULT, result)
         except OSError as error:
             self.watch.say(f"could not write {RESULT} ({error})")
+            with suppress(OSError):  # an older one would be taken for this run's
+                (self.path / RESULT).unlink(missing_ok=True)
 
     def _mend_metrics(self) -> None:
         """Write the metrics again if the file holds others."""
