@@ -38,6 +38,7 @@ from yopo import Step
 from yopo.cli.training import lost_others_are_named
 from yopo.core import seals, tensor_files
 from yopo.core.digest import tensors_digest
+from yopo.core.parallel import part
 from yopo.runs import state
 from yopo.runs.api import train_run
 from yopo.runs.epoch_end import EpochEnd
@@ -259,7 +260,8 @@ def _break_once() -> None:
         found = real(self, x, y, number)
         p = self.progress
         if (p.epoch, p.rollbacks, number) == (2, 0, len(self.loader) - 1):
-            next(self.learner.model.parameters()).data.view(-1)[0] = float("nan")
+            weight = part(next(self.learner.model.parameters()).data)  # FSDP2 may give it none
+            weight.view(-1)[:1] = float("nan")
         return found
 
     Trainer._step = step  # type: ignore[method-assign]

@@ -33,7 +33,11 @@ def network() -> nn.Module:
 
 
 def snapshot(
-    steps: int = STEPS, *, spread: bool = False, tensor_parallel: bool = False
+    steps: int = STEPS,
+    *,
+    spread: bool = False,
+    tensor_parallel: bool = False,
+    averaged: bool = False,
 ) -> Snapshot:
     """After a few steps of AdamW, so that its state is there, on the same batch everywhere."""
     net = network()
@@ -52,17 +56,20 @@ def snapshot(
             "3": RowwiseParallel(input_layouts=Replicate()),
         }
         parallelize_module(net, init_device_mesh("cpu", (2,)), plan)
+    ema = yopo.EMA(net, 0.5) if averaged else None
     if spread:
         from torch.distributed.fsdp import fully_shard
 
         fully_shard(net)
+        if ema:
+            fully_shard(ema.model)
     optimizer = torch.optim.AdamW(net.parameters(), 0.1)
     x = torch.linspace(-1, 1, 40, dtype=torch.float64).view(8, 5)
     for _ in range(steps):
         net(x).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return Snapshot(net, None, optimizer, method)
+    return Snapshot(net, ema, optimizer, method)
 
 
 def joined(rank: int, world: int, port: int) -> Any:
@@ -107,6 +114,22 @@ def two(folder: str, rank: int, port: int) -> None:
     assert_equal(whole(again.take()), whole(tensors))
     assert found.good is not None
     assert_equal(whole(found.good), whole(tensors))
+
+    # Each has BatchNorm's statistics of its own, and averages of them.
+    taken = snapshot(spread=True, averaged=True)
+    assert taken.ema
+    for number, buffer in enumerate([*taken.model.buffers(), *taken.ema.model.buffers()]):
+        buffer += 10 * number + rank
+    tensors = taken.copy()
+    own = {k: v for k, v in tensors.items() if "running" in k or "batches" in k}
+    of_all = Checkpoint(taken.gathered(taken.copy()), VALUES)
+    state.save_shards(at / "own", 1, of_all, keep=1, group=group)
+    dist.barrier()
+    again = snapshot(0, spread=True, averaged=True)
+    found = state.load(state.saved(at / "own")[0], read=reading(again, group))
+    again.put_back(again.own(found.tensors, rank, 2))
+    assert_equal(whole(again.take()), whole(tensors))
+    assert len(own) == 6
 
     # A checkpoint that one process wrote, whole: each takes its part.
     again = snapshot(0, spread=True)

@@ -88,15 +88,18 @@ class Snapshot:
     def gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """In the first process the tensors of all: its own, and of the others what is their own.
 
-        These are buffers (BatchNorm's statistics, if not synchronised) and what the method carries.
+        These are buffers (BatchNorm's statistics, if not synchronised, and their averages) and what
+        the method carries.
         They travel in one message; the other processes are left with what all have alike. Nothing
         changes in any process, so a run that is saved goes on as one that is not.
         """
         if not in_group():
             return tensors
-        buffers = {f"model.{k}" for k, _ in self.model.named_buffers()}
+        buffers, hidden = set[str](), tuple(names[1] for names, *_ in self._followed)
+        for (shown, *_), model, _ in self._followed:
+            buffers |= {shown + k for k, _ in model.named_buffers()}
         carried = [k for k in tensors if k.startswith(CARRIED)]
-        theirs = [k for k in tensors if k in buffers or k.startswith("hidden.")]
+        theirs = [k for k in tensors if k in buffers or k.startswith(hidden)]
         alike = {k: v for k, v in tensors.items() if k not in {*carried, *theirs}}
         each_ones = distributed.gathered_by_first([tensors[k] for k in (*carried, *theirs)])
         if not each_ones:
