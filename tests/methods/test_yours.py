@@ -592,18 +592,23 @@ class Unfrozen(nn.Sequential):
         return self
 
 
-@pytest.mark.parametrize("name", ["natural", "pgd", "yopo", "attack", "evaluate"])
-def test_a_train_of_its_own_freezes_nothing_for_good(name: str, batch: Batch) -> None:
-    net = Unfrozen(*bn_convnet())
-    net.requires_grad_(True)
+def calls(net: nn.Module, batch: Batch) -> dict[str, Callable[[], object]]:
+    """Of all kinds."""
     threat = Linf(0.1)
-    {
+    return {
         "natural": lambda: Natural(net).backward(*batch),
         "pgd": lambda: PGD(net, threat, steps=2).backward(*batch),
         "yopo": lambda: YOPO(net, threat, m=2, n=2).backward(*batch),
         "attack": lambda: attacks.pgd(net, *batch, threat, steps=1),
         "evaluate": lambda: yopo.evaluate(net, batch, threat, "pgd-2", checks=False),
-    }[name]()
+    }
+
+
+@pytest.mark.parametrize("name", ["natural", "pgd", "yopo", "attack", "evaluate"])
+def test_a_train_of_its_own_freezes_nothing_for_good(name: str, batch: Batch) -> None:
+    net = Unfrozen(*bn_convnet())
+    net.requires_grad_(True)
+    calls(net, batch)[name]()
     assert all(p.requires_grad for p in net.parameters())
     if name in ("natural", "pgd", "yopo"):
         assert all(p.grad is not None for p in net.parameters())
@@ -648,6 +653,7 @@ class Renormalised(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.conv(x)
+        assert self.bn.running_mean is not None
         mean = self.bn.running_mean.clone()
         return self.last((self.bn(h) + mean[:, None, None]).tanh().flatten(1))  # type: ignore[no-any-return]
 
@@ -735,11 +741,8 @@ def test_after_an_error_no_half_gradient_is_left_in_the_loss(batch: Batch) -> No
 def test_a_forward_of_the_modules_own_is_run(batch: Batch) -> None:
     """Put over its class's, as mixed precision does."""
     net, start = convnet(), torch.zeros_like(batch[0])
-    forward = net.forward
-    net.forward = lambda z: forward(z * 2 - 1)  # type: ignore[method-assign]
-    around = nn.Sequential(Doubled(), *convnet())
-    around[1:].load_state_dict(nn.Sequential(*net).state_dict(), strict=False)
-    around.load_state_dict({f"{int(k[0]) + 1}{k[1:]}": v for k, v in net.state_dict().items()})
+    around, forward = nn.Sequential(Doubled(), *copy.deepcopy(net)), net.forward
+    net.forward = lambda z: forward(z * 2 - 1)  # type: ignore[method-assign, no-untyped-call]
     want = yopo.PMP(around, Linf(0.1), m=2, n=1, adversary="gradient").backward(*batch, start)
     got = yopo.PMP(net, Linf(0.1), m=2, n=1, adversary="gradient").backward(*batch, start)
     torch.testing.assert_close(got.loss, want.loss, rtol=1e-12, atol=0)
@@ -750,18 +753,12 @@ class Doubled(nn.Module):
         return x * 2 - 1
 
 
-@pytest.mark.parametrize("name", ["natural", "pgd", "attack", "evaluate"])
+@pytest.mark.parametrize("name", ["natural", "pgd", "yopo", "attack", "evaluate"])
 def test_a_network_of_inference_mode_is_refused_and_stays(name: str, batch: Batch) -> None:
     with torch.inference_mode():
         net = convnet()
-    threat = Linf(0.1)
     with pytest.raises(ValueError, match=r"made under torch.inference_mode\(\)"):
-        {
-            "natural": lambda: Natural(net).backward(*batch),
-            "pgd": lambda: PGD(net, threat, steps=2).backward(*batch),
-            "attack": lambda: attacks.pgd(net, *batch, threat, steps=1),
-            "evaluate": lambda: yopo.evaluate(net, batch, threat, "pgd-2", checks=False),
-        }[name]()
+        calls(net, batch)[name]()
     assert all(p.requires_grad for p in net.parameters())
 
 

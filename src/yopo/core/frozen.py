@@ -207,7 +207,7 @@ def _moved(modules: Iterable[nn.Module]) -> set[int]:
     """The ids of such buffers: all, where a module reads the statistics of a BatchNorm inside."""
     modules = list(modules)
     others = [m for m in modules if not _is_batchnorm(m)]
-    read = any(_reads_statistics(kind) for kind in {type(m) for m in others})
+    read = any(_reads_statistics(kind) for kind in {type(m) for m in others})  # type: ignore[arg-type]
     there = modules if read else others
     return {id(b) for m in there for b in m._buffers.values() if b is not None}
 
