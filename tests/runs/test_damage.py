@@ -25,7 +25,7 @@ from yopo.evaluation.evaluate import evaluate
 from yopo.report.records import read_runs
 from yopo.report.words import notes
 from yopo.runs import state
-from yopo.runs.folder import BEST, LAST
+from yopo.runs.folder import BEST, LAST, is_finished
 from yopo.runs.overlay import Tree
 from yopo.runs.progress import StopRequested
 
@@ -242,6 +242,33 @@ def test_a_finished_run_is_made_whole_by_resuming_it(
     assert trainer.resume()
     trainer.run()
     same(out, whole)
+
+
+@pytest.mark.parametrize("kind", ["a folder", "an old one"])
+def test_a_run_whose_result_cannot_be_written_is_not_finished(
+    kind: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An old result in its place would be taken for this run's."""
+    out, watcher, result = tmp_path / "run", Silent(), tmp_path / "run/result.json"
+    shutil.copytree(whole, out)
+    if kind == "a folder":
+        result.unlink()
+        result.mkdir()
+    else:
+        flip(result)
+        real = seals.write_json
+
+        def full(path: Path, value: Any) -> None:
+            if path == result:
+                raise OSError(28, "No space left on device")
+            real(path, value)
+
+        monkeypatch.setattr(seals, "write_json", full)
+    trainer = tiny_trainer(out, OVER, watcher)
+    assert trainer.resume()
+    trainer.run()
+    assert any("could not write result.json" in text for text in watcher.said)
+    assert not is_finished(out)
 
 
 @pytest.mark.parametrize(
