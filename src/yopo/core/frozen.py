@@ -348,11 +348,17 @@ def rng_state(x: Tensor) -> RngState:
 
 def has_compiled_parts(model: nn.Module) -> bool:
     """Whether torch.compile was given some of its modules, inside which no hook is heard."""
-    return any(
-        hasattr(module, "_orig_mod")
-        or getattr(module, "_compiled_call_impl", None) is not None  # module.compile()
-        or hasattr(module.forward, "_torchdynamo_orig_callable")
-        for module in model.modules()
+    return any(map(_is_compiled, model.modules()))
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    own = vars(module)  # to ask a module for what it lacks takes long
+    return (
+        "_orig_mod" in module._modules
+        or own.get("_compiled_call_impl") is not None  # module.compile()
+        or hasattr(
+            own.get("forward", getattr(type(module), "forward", None)), "_torchdynamo_orig_callable"
+        )
     )
 
 
