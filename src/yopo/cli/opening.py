@@ -12,6 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from yopo.cli.common import Terminal, rank
+from yopo.core import files
 from yopo.core.words import fraction
 from yopo.methods.registry import said
 from yopo.runs.overlay import Tree
@@ -126,14 +127,14 @@ def likely_device() -> str | None:
     if spec is None or spec.origin is None:
         return None
     try:
-        build = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+        build = files.read_text(Path(spec.origin).with_name("version.py"))
         if not re.search(r"^(cuda|hip|rocm|xpu)\b.*= '", build, re.MULTILINE):
             return "cpu"
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
         gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
         if gpus and not hidden:
-            told = re.search(r"^Model:\s*(.+)", gpus[0].read_text(encoding="utf-8"), re.MULTILINE)
+            told = re.search(r"^Model:\s*(.+)", files.read_text(gpus[0]), re.MULTILINE)
             return told[1].strip() if told else None
-    except OSError:
+    except (OSError, ValueError):
         pass
     return None

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from yopo.cli.common import rank
 from yopo.cli.screen import Screen
-from yopo.runs.folder import is_finished, read_settings
+from yopo.runs.folder import has_result, is_finished, read_settings
 from yopo.runs.overlay import Tree, nested, overlay
 from yopo.runs.progress import StopRequested
 
@@ -117,7 +117,7 @@ def watched(title: str, out: Path) -> Iterator[Screen]:
 
 def check_written(*runs: Path) -> None:
     """Refuse to call a run done whose files the disk did not take."""
-    if rank() == 0 and not all(map(is_finished, runs)):
+    if rank() == 0 and not all(map(has_result, runs)):
         raise ValueError(f"not all of it could be written; make room, then: `{same_command()}`")
 
 

@@ -53,7 +53,12 @@ def is_run(path: Path) -> bool:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a run has its result."""
+    """Whether a run has its result, or what stands in its place."""
+    return (path / RESULT).exists()
+
+
+def has_result(path: Path) -> bool:
+    """Whether the result of a run was written."""
     return (path / RESULT).is_file()
 
 
