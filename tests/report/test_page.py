@@ -808,6 +808,7 @@ def test_evaluations_of_different_kinds_stand_apart(tmp_path: Path) -> None:
     found = read(folder, "eval.json")
     found["about"] |= {"weights": "model-last.safetensors", "images": 50, "threat": "L∞, eps = 0.7"}
     found["attacks"] = {"clean": found["attacks"]["clean"]}
+    found["radii"] = {"attack": "pgd-10", "eps": [0.05, 0.1], "accuracy": [0.8, 0.4]}
     (folder / "model-last.eval.json").write_text(json.dumps(found))
     runs = read_runs([folder])
     columns = {str(c.header): list(c.cells) for c in summary(runs).columns}

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
 
 def summary(runs: "Sequence[Run]") -> Table:
     """Each run's cost and accuracies: a row for each evaluation, or what the training measured."""
-    from yopo.evaluation.card import duration
+    from yopo.evaluation.card import attacked, duration
     from yopo.report.clock import busy
     from yopo.report.words import evaluated_weights
 
@@ -84,7 +84,8 @@ def summary(runs: "Sequence[Run]") -> Table:
             which = common[0] if common else evaluated_weights(run, e)
             how = f"{which} weights, {about['images']:,} images, {about['threat']}"
             shares = {k: a["accuracy"] for k, a in e["attacks"].items()}
-            rows.append((run, how, shares | {"worst case": e["worst"]["accuracy"]}))
+            worst = {"worst case": e["worst"]["accuracy"]} if attacked(e["attacks"]) else {}
+            rows.append((run, how, shares | worst))
         if not run.evaluations:
             # The training's own PGD takes other steps than an evaluation's of the same name.
             others, (which, measured) = any(r.evaluations for r in runs), run.own
