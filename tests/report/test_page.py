@@ -795,7 +795,7 @@ def test_the_trainings_own_pgd_does_not_stand_beside_an_evaluations(tmp_path: Pa
     own = f"{100 * two.result['best']['pgd-3']:.2f}%"
     shown = {c.header: list(c.cells) for c in summary([one, two]).columns}
     assert shown["pgd-3"] == [f"{100 * found['attacks']['pgd-3']['accuracy']:.2f}%", "–"]
-    assert shown["own pgd-3"] == ["–", own]
+    assert shown["training's pgd-3"] == ["–", own]
     assert shown["worst case"] == [f"{100 * found['worst']['accuracy']:.2f}%", "–"]
     alone = {c.header: list(c.cells) for c in summary([two]).columns}["pgd-3"]
     assert alone == [own]
@@ -1038,6 +1038,20 @@ def test_a_quick_evaluation_pushes_no_stronger_one_off_the_page(
     assert found.text.count("Other evaluations (1)") == 2
     told = {str(c.header): [*c.cells] for c in summary(runs).columns}  # in the terminal
     assert ["1,000" in str(how) for how in told["measured with"]] == [True, False] * 2
+
+
+def test_a_lower_measurement_of_the_training_on_more_images_is_told(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", robust=0.489)  # of 1,000 test images
+    found = read(folder, "eval.json")
+    for images, share, told in ((100, 0.51, True), (100, 0.45, False), (1000, 0.51, False)):
+        found["about"] |= {"images": images}
+        found["worst"] |= {"accuracy": share, "interval": [share - 0.1, share + 0.1]}
+        (folder / "eval.json").write_text(json.dumps(found))
+        runs = read_runs([folder])
+        own = "At the end of training a smaller part of all 1,000 test images withstood pgd-3 "
+        assert (f"{own}(L∞, eps = 0.1, best weights): 48.90%." in headline(runs)) is told
+        cells = {str(c.header): [*c.cells] for c in summary(runs).columns}  # in the terminal
+        assert cells.get("training's pgd-3") == (["–", "48.90%"] if told else None)
 
 
 def test_another_radius_does_not_lead(tmp_path: Path) -> None:

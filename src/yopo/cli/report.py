@@ -73,6 +73,7 @@ def summary(runs: "Sequence[Run]") -> Table:
     """Each run's cost and accuracies: a row for each evaluation, or what the training measured."""
     from yopo.evaluation.card import attacked, duration
     from yopo.report.clock import busy
+    from yopo.report.score import alone, trainings_own
     from yopo.report.words import evaluated_weights
 
     rows: list[tuple[Run, str, dict[str, float]]] = []
@@ -86,10 +87,11 @@ def summary(runs: "Sequence[Run]") -> Table:
             shares = {k: a["accuracy"] for k, a in e["attacks"].items()}
             worst = {"worst case": e["worst"]["accuracy"]} if attacked(e["attacks"]) else {}
             rows.append((run, how, shares | worst))
-        if not run.evaluations:
+        if not run.evaluations or trainings_own(run, alone(run)):
             # The training's own PGD takes other steps than an evaluation's of the same name.
             others, (which, measured) = any(r.evaluations for r in runs), run.own
-            own = {f"own {k}" if others and k != "clean" else k: v for k, v in measured.items()}
+            own = {k: v for k, v in measured.items() if k == "clean" or not others}
+            own |= {f"training's {k}": v for k, v in measured.items() if k not in own}
             many = f", {run.result['test_images']:,} images" if run.result else ""
             how = f"by training itself, {which} weights{many}, {run.threat}" if own else ""
             rows.append((run, how, own))
