@@ -263,6 +263,8 @@ def test_a_narrow_terminal_cuts_no_number_off(
     ("words", "message"),
     [
         (["--attacks", "pgd-5,pdg-20"], "did you mean pgd-20?"),
+        (["--attacks", "clean,pdg-5"], "did you mean pgd-5?"),
+        (["--atacks=clean"], "did not expect --atacks=clean; did you mean --attacks?"),
         (["--attacks", ""], "at least one attack"),
         (["--attacks", "pgd-5,pgd-5"], "each attack once"),
         (["--eps", "0"], "expected eps > 0, got 0"),

@@ -291,6 +291,9 @@ def test_names_are_steps_then_restarts() -> None:
     [
         (["pdg-20"], "did you mean pgd-20?"),
         (["pgd"], "did you mean pgd-20?"),
+        (["pdg-5"], "did you mean pgd-5?"),
+        (["pdg-5-2"], "did you mean pgd-5-2?"),
+        (["cw-inf-30"], "did you mean cw-linf-30?"),
         (["auto-attack"], "did you mean autoattack?"),
         (["pgd-20-"], "did you mean pgd-20?"),
         (["pgd-0"], "at least 1 step"),

@@ -53,7 +53,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Study one network."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     with loading():
         from yopo.core import files
         from yopo.runs.diagnosing import diagnose_run

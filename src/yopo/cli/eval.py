@@ -87,7 +87,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Attack networks on their test sets; write the numbers and the card of each."""
     if args.runs:
-        nothing_else(rest)
+        nothing_else(args, rest)
         if args.weights not in (None, "best", "last"):
             raise ValueError(f"expected --weights best or last of a run, got {args.weights}")
     with loading():

@@ -29,7 +29,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """A line for each run."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     for path in args.folders:
         if not path.is_dir():
             raise ValueError(f"no folder {path}; `yopo train RECIPE --out DIR` makes a run")

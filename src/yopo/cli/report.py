@@ -30,7 +30,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Read the runs, write the page."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     with loading():
         from yopo.core import files
         from yopo.paper.beside import beside
