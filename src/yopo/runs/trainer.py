@@ -91,7 +91,10 @@ class Trainer:
         kept = f"{len(images.held):,} held out, {len(images.test):,} to test"
         where = hardware(self.learner.device)
         many = images.many or len(self.loader) * self.learner.batch
-        text = f"{many:,} training images of {images.classes} classes, {kept}; "
+        text = f"{many:,} training images of {images.classes} classes, "
+        if (side := self.config.data.size) is not None:
+            text += f"brought to {side}x{side} pixels (--data.size), "
+        text += f"{kept}; "
         text += f"{weights:,} parameters; epochs: {self.config.epochs}, "
         text += f"steps of each: {len(self.loader)}; {where}"
         return text + ("; compiling first" if self.learner.engine else "")
