@@ -70,6 +70,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
         model_name=args.model_name,
         data_root=args.data_root,
         data_path=args.data_path,
+        say=say,
     )
     show(study)
     values, picture = args.run / DIAGNOSIS, args.run / DIAGNOSIS_PICTURE
