@@ -980,7 +980,9 @@ def test_an_unfinished_run_that_went_on_was_evaluated_before(tmp_path: Path) -> 
     assert any("of other weights than the run has" in note for note in notes(only))
 
 
-def test_a_network_that_learnt_nothing_is_called_so(tmp_path: Path) -> None:
+def test_a_network_that_learnt_nothing_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write_run(tmp_path / "a", evaluated=False)
     result = read(folder, "result.json") | {"chance": 0.9}
     result["best"] = {"clean": 0.905, "pgd-3": 0.905}
@@ -988,6 +990,8 @@ def test_a_network_that_learnt_nothing_is_called_so(tmp_path: Path) -> None:
     (only,) = read_runs([folder])
     assert any("90.5%, is not clearly above the 90.0%" in s for s in headline([only]))
     assert any("Clean accuracy, 90.5%" in note for note in notes(only))
+    assert yopo(monkeypatch, "report", folder, "--out", tmp_path / "r.html") == 0
+    assert capsys.readouterr().out.casefold().count("clean accuracy, 90.5%") == 1
 
 
 def test_another_radius_is_not_put_beside_the_papers(tmp_path: Path) -> None:

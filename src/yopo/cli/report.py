@@ -50,16 +50,18 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     if args.figures:
         check_drawing("--figures")
     runs = read_runs([path for path in args.runs if not path.is_file()] or args.runs)
-    for run in runs:
-        for note in notes(run):
-            say(f"{run.label}: {note}")
+    sentences = headline(runs)
+    below = {sentence.casefold() for sentence in sentences}  # these are not said twice
+    for line in (f"{run.label}: {note}" for run in runs for note in notes(run)):
+        if line.casefold() not in below:
+            say(line)
     strips = [strip for run in runs for strip in load_strips(run)]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     text = page(runs, strips, beside(runs, args.paper) if args.paper else None)
     files.write_text(args.out, text.encode(errors="replace").decode())  # names of no UTF-8
     console = pages()
     console.print(fitted(summary(runs), console.width))
-    for sentence in headline(runs):
+    for sentence in sentences:
         console.say(f"- {sentence}")
     say(f"report: {args.out}")
     if args.figures:
