@@ -53,8 +53,8 @@ def parse(name: str) -> Attack:
 def _near(name: str) -> str | None:
     """The attack that may be meant, with the numbers that were typed."""
     counts = re.compile(r"((?:-\d+){0,2})(?:-\d*)*$")
-    found = counts.search(name)
-    typed = found[1] if found else ""
+    ending = counts.search(name)
+    typed = ending[1] if ending else ""
     words = {counts.sub("", example): example for example in reversed(EXAMPLES)}
     near = difflib.get_close_matches(counts.sub("", name), words, n=1)
     if not near:
