@@ -627,7 +627,8 @@ def test_what_the_recipes_promise_was_measured(name: str) -> None:
     assert shares.keys() <= {"clean", "pgd_cw", "autoattack"}
     for of, written in zip(Reached._fields[1:4], told[1:4], strict=True):
         share, images = shares.get(of, (None, 10_000))
-        assert written == (None if share is None else round(100 * share, 1)), of
+        # A half goes up, as in the README: 79.15 is 79.2, though 100 * 0.7915 is below it.
+        assert written == (None if share is None else round(100 * share + 1e-6, 1)), of
         assert (of in told.few) == (images <= 1000), of
 
 

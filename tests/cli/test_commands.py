@@ -62,6 +62,24 @@ def yopo(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
     return 0
 
 
+@pytest.mark.parametrize("place", [None, "state", "yopo/state"])
+def test_interrupted_says_whether_anything_is_kept(
+    place: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "run", pressed)
+    if place:
+        (tmp_path / place / "save-000001").mkdir(parents=True)
+    assert yopo(monkeypatch, "train", "demo", "--out", tmp_path) == 130
+    kept = "; what was saved is kept" if place else ""
+    assert capsys.readouterr().err == f"interrupted{kept}\n"
+
+
 def test_train_writes_a_run(
     tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,6 +21,7 @@ from tests.tiny import PATIENCE, command_line, forkserver, wait_until
 from yopo.cli import training
 from yopo.core import files, tensor_files
 from yopo.core.digest import weights_digest
+from yopo.report.records import read_runs
 from yopo.runs.overlay import Tree
 from yopo.runs.settings import validate
 
@@ -132,6 +133,17 @@ def test_eval_writes_json_card_and_table(
     assert "40 images: mnist-subset test set, drawn from 2,000 with seed 0. Threat: L∞" in card
     assert "eps = 0.1." in card
     assert "model.safetensors" in card
+
+
+def test_without_an_attack_there_is_no_worst_case(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert yopo(monkeypatch, "eval", run, "--attacks", "clean", "--samples", "40") == 0
+    shown, card = capsys.readouterr().out, (run / "eval.md").read_text()
+    for text in (shown, card):
+        assert "worst case" not in text
+        assert "o attack was run; --attacks clean,pgd-20 attacks it" in text
+    assert not read_runs([run])[0].evaluations
 
 
 def test_samples_eps_weights_precision_and_examples(
@@ -251,6 +263,8 @@ def test_a_narrow_terminal_cuts_no_number_off(
     ("words", "message"),
     [
         (["--attacks", "pgd-5,pdg-20"], "did you mean pgd-20?"),
+        (["--attacks", "clean,pdg-5"], "did you mean pgd-5?"),
+        (["--atacks=clean"], "did not expect --atacks=clean; did you mean --attacks?"),
         (["--attacks", ""], "at least one attack"),
         (["--attacks", "pgd-5,pgd-5"], "each attack once"),
         (["--eps", "0"], "expected eps > 0, got 0"),

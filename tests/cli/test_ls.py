@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cli.test_commands import yopo
 from yopo import cli
@@ -62,7 +63,7 @@ def test_runs_are_listed(
     (tmp_path / "runs/several/going/metrics.jsonl").write_text("\n".join(lines[:10]) + "\n")
     assert yopo(monkeypatch, "ls") == 0
     heads, done, bad, going = [x.split() for x in capsys.readouterr().out.splitlines()]
-    assert heads == ["method", "state", "accuracy", "age", "run"]
+    assert heads == ["method", "state", "clean", "/", "PGD", "age", "run"]
     best = json.loads((RUN / "result.json").read_text())["best"]
     shares = [f"{best['clean']:.1%}", "/", f"{best['pgd-20']:.1%}"]
     assert done[:5] == ["YOPO-3-5", "finished", *shares]
@@ -71,6 +72,33 @@ def test_runs_are_listed(
     assert going[:5] == ["YOPO-3-5", "epoch", "10", "of", "40"]
     assert going[5:8] == [f"{line['clean']:.1%}", "/", f"{line['robust']:.1%}"]
     assert bad[:3] == ["–", "damaged", "–"]
+
+
+@pytest.mark.parametrize(
+    ("actions", "state"),
+    [
+        (["stop"], "collapsed in epoch 1 "),
+        (["rollback"] * 3, "collapsed in epoch 1 "),
+        (["rollback"] * 2, "epoch 1 of 40 "),
+        (["ignore"] * 3, "epoch 1 of 40 "),
+        (["rollback"] * 2 + [None], "epoch 1 of 40 "),
+    ],
+)
+def test_a_run_that_collapsed_is_not_called_underway(
+    actions: list[str | None],
+    state: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = shutil.copytree(RUN, tmp_path / "run")
+    (run / "result.json").unlink()
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"guard": {"most": 2}}))
+    fell = [{"collapse": "NaN", "action": action} if action else {} for action in actions]
+    (run / "metrics.jsonl").write_text("".join(json.dumps({"epoch": 1} | x) + "\n" for x in fell))
+    assert yopo(monkeypatch, "ls", run) == 0
+    assert state in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

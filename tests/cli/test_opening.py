@@ -8,7 +8,9 @@ import torch
 from yopo.cli import opening
 from yopo.core.words import fraction
 from yopo.data import sources
-from yopo.runs.build import build_network
+from yopo.evaluation.card import norm
+from yopo.methods.registry import ENTRIES, said
+from yopo.runs.build import build_network, build_threat
 from yopo.runs.recipes import RECIPES
 from yopo.runs.settings import validate
 
@@ -80,6 +82,21 @@ def test_pictures_are_counted_while_there_is_time(told: list[str]) -> None:
         f"{start}folder (2 classes), {network}{end}",
         f"{start}folder, fitted{end}",
     ]
+
+
+@pytest.mark.parametrize(
+    "threat", [{}, {"name": "l2"}, {"name": "linf"}, {"name": "l2", "eps": 1.5}]
+)
+@pytest.mark.parametrize("name", ENTRIES)
+def test_settings_that_are_not_written_are_told(
+    name: str, threat: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree: dict[str, object] = {"method": {"name": name}, "threat": threat}
+    opening.first_line("train own", tree, Path("runs/own"), "cpu")
+    whole = validate(tree)
+    label, ball = said(whole.method.model_dump()), norm(build_threat(whole.threat))
+    line = f"train own: {label}, {ball.replace(', eps =', ' eps')}, cpu; into runs/own\n"
+    assert capsys.readouterr().out == line
 
 
 def test_where_it_will_train(monkeypatch: pytest.MonkeyPatch) -> None:

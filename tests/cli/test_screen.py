@@ -90,6 +90,7 @@ def test_each_bar_is_one_line_and_still_a_bar(
     shown.screen.step(0, 469, 469, "loss 12.345")
     line = {"epoch": 1, "train_seconds": 10.0, "loss": 1.0, "train_accuracy": 0.5}
     shown.screen.epoch(line | {"clean": 0.5, "robust": 0.25})
+    shown.now += 11
     shown.screen.step(1, 200, 469, "loss 12.345")
     shown.screen.attack("held-out pgd-20", 0.0, 1.0)
     shown.now += 11
@@ -99,11 +100,38 @@ def test_each_bar_is_one_line_and_still_a_bar(
     console.print(shown.screen.bars.get_renderable())
     drawn = re.sub("\x1b[^m]*m", "", file.getvalue()).splitlines()
     assert [re.sub("[━╸╺]+", "", " ".join(line.split())) for line in drawn] == [
-        f"{title}  1/105 1:00:11, 72:49:54 to go PGD 25.0%",
-        "epoch 2  200/469 0:11, 0:15 to go loss 12.345",
+        f"{title}  1/105 1:00:22, 72:49:43 to go PGD 25.0%",
+        "epoch 2  200/469 0:22, 0:04 to go loss 12.345",
         "held-out pgd-20  50% 0:11, 0:11 to go 90.00% left",
     ]
     assert all(len(re.sub("[^━╸╺]", "", line)) >= 15 for line in drawn)
+
+
+def test_what_is_left_passes_while_nothing_is_heard(shown: Shown) -> None:
+    shown.screen.epochs = 0  # an evaluation
+    shown.screen.attack("autoattack: apgd-ce", 0.0, 0.9)
+    shown.now += 30
+    shown.screen.attack("autoattack: apgd-t", 0.25, 0.8)
+    for wait, left in ((0, ", 1:30 to go"), (60, ", 0:30 to go"), (40, ""), (300, "")):
+        shown.now += wait
+        minutes, seconds = divmod(round(shown.now), 60)
+        (line,) = shown.lines()
+        assert line == f"autoattack: apgd-t 25% {minutes}:{seconds:02}{left} 80.00% left"
+
+
+def test_a_log_of_an_evaluation_says_what_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    screen.attack("clean", 1.0, 0.9)
+    for name, parts in (("apgd-ce", (0.0, 0.1, 0.25)), ("apgd-t", (0.25, 0.3))):
+        for part in parts:
+            screen.attack(f"autoattack: {name}", part, 0.8)
+    screen.attack("autoattack", 1.0, 0.7)
+    assert capsys.readouterr().out.splitlines() == [
+        "clean        100%  90.00% left",
+        "autoattack: apgd-ce begins, 80.00% left",
+        "autoattack: apgd-t begins, 80.00% left",
+        "autoattack   100%  70.00% left",
+    ]
 
 
 def test_a_log_hears_of_attacks_that_last(

@@ -241,6 +241,11 @@ def test_the_command(
     found = seals.read_json(out / "diagnose.json")
     assert json.loads((out / "diagnose.json").read_text()).keys() - found.keys() == {"sha256"}
     assert f"--method.first_layer {found['first_layer']}" in shown
+    first, *further = shown.partition("places where")[0].splitlines()
+    assert first == f"looking at 6 training images with {out / 'model.safetensors'}, on cpu"
+    names = [depth["name"] for depth in found["depths"]]
+    places = [f"place {i} of {len(names)}: f0 ends at {name};" for i, name in enumerate(names, 1)]
+    assert all(any(line.startswith(place) for line in further) for place in places)
     assert (out / "diagnose.png").stat().st_size > 10_000
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "matplotlib", None)

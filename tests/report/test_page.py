@@ -795,7 +795,7 @@ def test_the_trainings_own_pgd_does_not_stand_beside_an_evaluations(tmp_path: Pa
     own = f"{100 * two.result['best']['pgd-3']:.2f}%"
     shown = {c.header: list(c.cells) for c in summary([one, two]).columns}
     assert shown["pgd-3"] == [f"{100 * found['attacks']['pgd-3']['accuracy']:.2f}%", "–"]
-    assert shown["own pgd-3"] == ["–", own]
+    assert shown["training's pgd-3"] == ["–", own]
     assert shown["worst case"] == [f"{100 * found['worst']['accuracy']:.2f}%", "–"]
     alone = {c.header: list(c.cells) for c in summary([two]).columns}["pgd-3"]
     assert alone == [own]
@@ -808,6 +808,7 @@ def test_evaluations_of_different_kinds_stand_apart(tmp_path: Path) -> None:
     found = read(folder, "eval.json")
     found["about"] |= {"weights": "model-last.safetensors", "images": 50, "threat": "L∞, eps = 0.7"}
     found["attacks"] = {"clean": found["attacks"]["clean"]}
+    found["radii"] = {"attack": "pgd-10", "eps": [0.05, 0.1], "accuracy": [0.8, 0.4]}
     (folder / "model-last.eval.json").write_text(json.dumps(found))
     runs = read_runs([folder])
     columns = {str(c.header): list(c.cells) for c in summary(runs).columns}
@@ -979,7 +980,9 @@ def test_an_unfinished_run_that_went_on_was_evaluated_before(tmp_path: Path) -> 
     assert any("of other weights than the run has" in note for note in notes(only))
 
 
-def test_a_network_that_learnt_nothing_is_called_so(tmp_path: Path) -> None:
+def test_a_network_that_learnt_nothing_is_called_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write_run(tmp_path / "a", evaluated=False)
     result = read(folder, "result.json") | {"chance": 0.9}
     result["best"] = {"clean": 0.905, "pgd-3": 0.905}
@@ -987,6 +990,8 @@ def test_a_network_that_learnt_nothing_is_called_so(tmp_path: Path) -> None:
     (only,) = read_runs([folder])
     assert any("90.5%, is not clearly above the 90.0%" in s for s in headline([only]))
     assert any("Clean accuracy, 90.5%" in note for note in notes(only))
+    assert yopo(monkeypatch, "report", folder, "--out", tmp_path / "r.html") == 0
+    assert capsys.readouterr().out.casefold().count("clean accuracy, 90.5%") == 1
 
 
 def test_another_radius_is_not_put_beside_the_papers(tmp_path: Path) -> None:
@@ -1037,6 +1042,20 @@ def test_a_quick_evaluation_pushes_no_stronger_one_off_the_page(
     assert found.text.count("Other evaluations (1)") == 2
     told = {str(c.header): [*c.cells] for c in summary(runs).columns}  # in the terminal
     assert ["1,000" in str(how) for how in told["measured with"]] == [True, False] * 2
+
+
+def test_a_lower_measurement_of_the_training_on_more_images_is_told(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", robust=0.489)  # of 1,000 test images
+    found = read(folder, "eval.json")
+    for images, share, told in ((100, 0.51, True), (100, 0.45, False), (1000, 0.51, False)):
+        found["about"] |= {"images": images}
+        found["worst"] |= {"accuracy": share, "interval": [share - 0.1, share + 0.1]}
+        (folder / "eval.json").write_text(json.dumps(found))
+        runs = read_runs([folder])
+        own = "At the end of training a smaller part of all 1,000 test images withstood pgd-3 "
+        assert (f"{own}(L∞, eps = 0.1, best weights): 48.90%." in headline(runs)) is told
+        cells = {str(c.header): [*c.cells] for c in summary(runs).columns}  # in the terminal
+        assert cells.get("training's pgd-3") == (["–", "48.90%"] if told else None)
 
 
 def test_another_radius_does_not_lead(tmp_path: Path) -> None:

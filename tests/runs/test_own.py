@@ -49,6 +49,7 @@ def test_a_folder_of_pictures_trains_with_nothing_else_said(photos: Path, tmp_pa
     result = train_run(config, tmp_path / "run", watch=watch, device="cpu")
     assert result["test_images"] >= 3
     assert any("pictures are the test set" in line for line in watch.said)
+    assert any(" classes, brought to 16x16 pixels (--data.size), " in line for line in watch.said)
     there = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert (there["epochs"], there["fit"]) == (3, [])
     assert there["batch"] <= 8

@@ -45,9 +45,21 @@ def parse(name: str) -> Attack:
         return Attack(name, "autoattack", stages=(name,))
     if name == "autoattack":
         return Attack(name, "autoattack", stages=STANDARD)
-    near = difflib.get_close_matches(name, EXAMPLES, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = _near(name)
+    hint = f"did you mean {near}? " if near else ""
     raise ValueError(f"no attack {name!r}; {hint}attacks are written like {', '.join(EXAMPLES)}")
+
+
+def _near(name: str) -> str | None:
+    """The attack that may be meant, with the numbers that were typed."""
+    counts = re.compile(r"((?:-\d+){0,2})(?:-\d*)*$")
+    ending = counts.search(name)
+    typed = ending[1] if ending else ""
+    words = {counts.sub("", example): example for example in reversed(EXAMPLES)}
+    near = difflib.get_close_matches(counts.sub("", name), words, n=1)
+    if not near:
+        return None
+    return near[0] + typed if typed and near[0] in ("pgd", "cw-linf") else words[near[0]]
 
 
 def parse_all(attacks: str | Sequence[str | Own]) -> list[Attack]:

@@ -96,6 +96,7 @@ def parsed() -> Parsed:
     typed = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if typed and typed not in COMMANDS:
         near = difflib.get_close_matches(typed, COMMANDS, n=1)
+        near = [f"yopo --{typed}"] if typed in ("help", "version") else near
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(COMMANDS)}"
         say(f"yopo: no command {typed!r}; {hint}", error=True)
         sys.exit(2)
@@ -108,6 +109,7 @@ def parsed() -> Parsed:
             chosen = import_module(f"yopo.cli.{name}")
             command.epilog = _fitted(chosen.EXAMPLES)
             chosen.options(command)
+            command.set_defaults(known=re.findall(r"--[\w.-]+", command.format_usage()))
     return chosen, *parser.parse_known_args(joined(sys.argv[1:]))
 
 
@@ -140,10 +142,20 @@ def run(command: ModuleType, args: argparse.Namespace, rest: list[str]) -> None:
         say(f"yopo: {error}", error=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("interrupted; what was saved is kept", file=sys.stderr)
+        kept = "; what was saved is kept" if _has_saved(args) else ""
+        print(f"interrupted{kept}", file=sys.stderr)
         sys.exit(130)
     finally:
         log.removeHandler(said)
+
+
+def _has_saved(args: argparse.Namespace) -> bool:
+    """Whether there are checkpoints in --out, or in the runs inside it."""
+    from yopo.runs.folder import STATE
+
+    out = getattr(args, "out", None)
+    saves = (f"{STATE}/save-*", f"*/{STATE}/save-*")
+    return isinstance(out, Path) and any(any(out.glob(name)) for name in saves)
 
 
 def _fitted(examples: str) -> str:

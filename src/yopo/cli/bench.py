@@ -39,7 +39,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Measure, print, write."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     with loading():
         import torch
 

@@ -1,6 +1,7 @@
 """What several commands share."""
 
 import argparse
+import difflib
 import importlib.util
 import os
 import re
@@ -159,7 +160,10 @@ def check_drawing(what: str) -> None:
         raise ValueError(f"{what} needs matplotlib: pip install matplotlib")
 
 
-def nothing_else(rest: list[str]) -> None:
+def nothing_else(args: argparse.Namespace, rest: list[str]) -> None:
     """Refuse arguments that a command does not have."""
     if rest:
-        raise ValueError(f"did not expect {' '.join(rest)}; see --help")
+        option = next((word for word in rest if word.startswith("--")), "").partition("=")[0]
+        near = difflib.get_close_matches(option, args.known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see --help"
+        raise ValueError(f"did not expect {' '.join(rest)}; {hint}")

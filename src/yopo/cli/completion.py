@@ -37,7 +37,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Print it."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     words, commands = vocabulary(), " ".join(vocabulary())
     if args.shell == "fish":
         print(f"complete -c yopo -n __fish_use_subcommand -f -a '{commands}'")

@@ -53,7 +53,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Study one network."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     with loading():
         from yopo.core import files
         from yopo.runs.diagnosing import diagnose_run
@@ -70,6 +70,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
         model_name=args.model_name,
         data_root=args.data_root,
         data_path=args.data_path,
+        say=say,
     )
     show(study)
     values, picture = args.run / DIAGNOSIS, args.run / DIAGNOSIS_PICTURE

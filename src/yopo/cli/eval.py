@@ -87,7 +87,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Attack networks on their test sets; write the numbers and the card of each."""
     if args.runs:
-        nothing_else(rest)
+        nothing_else(args, rest)
         if args.weights not in (None, "best", "last"):
             raise ValueError(f"expected --weights best or last of a run, got {args.weights}")
     with loading():
@@ -142,6 +142,7 @@ def someone_elses(args: argparse.Namespace, rest: list[str]) -> "Tree":
 
 def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401
     """Evaluate a run as `evaluate_run` does, and show it on a screen."""
+    from yopo.evaluation.card import UNATTACKED, attacked
     from yopo.runs.api import evaluate_run
 
     screen = Screen(quiet=rank() > 0)
@@ -151,6 +152,8 @@ def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401
     def show(result: "Result") -> None:
         screen.bars.stop()
         screen.console.print(fitted(result_table(result), screen.console.width))
+        if not attacked(result.outcomes):
+            screen.say(UNATTACKED)
         for warning in result.warnings:
             screen.say(f"warning ({warning.code}): {warning.text}")
 
@@ -169,7 +172,7 @@ def evaluate(run: Path, attacks: str, **how: Any) -> None:  # noqa: ANN401
 
 def result_table(result: "Result") -> Table:
     """What each attack left, and all of them together."""
-    from yopo.evaluation.card import duration, percent
+    from yopo.evaluation.card import attacked, duration, percent
 
     about = result.about
     table = Table(title=f"{about['images']:,} images: {about['data']}\n{about['threat']}")
@@ -179,8 +182,9 @@ def result_table(result: "Result") -> Table:
         shown = percent(outcome.accuracy, result.interval[name])
         cost = f"{result.propagations[name]:.1f}"
         table.add_row(name, shown, cost, duration(outcome.seconds))
-    table.add_section()
-    table.add_row("worst case", percent(result.worst, result.worst_interval))
+    if attacked(result.outcomes):
+        table.add_section()
+        table.add_row("worst case", percent(result.worst, result.worst_interval))
     return table
 
 

@@ -39,7 +39,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Write the file; say how it answers beside the network."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     if args.check < 0:
         raise ValueError(f"expected --check of at least 1, got {args.check}")
     with loading():

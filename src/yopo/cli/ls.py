@@ -2,8 +2,9 @@
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from yopo.cli.common import Terminal, nothing_else
 from yopo.runs import folder
@@ -29,7 +30,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """A line for each run."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     for path in args.folders:
         if not path.is_dir():
             raise ValueError(f"no folder {path}; `yopo train RECIPE --out DIR` makes a run")
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     if not rows:
         raise ValueError(f"no runs in {', '.join(map(str, args.folders))}")
     console = Terminal()
-    heads = ("method", "state", "accuracy", "age", "run")
+    heads = ("method", "state", "clean / PGD", "age", "run")
     widths = [max(len(cells[i]) for cells in [heads, *rows]) for i in range(len(heads))]
     for cells in [heads, *rows]:
         shown = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
@@ -62,8 +63,7 @@ def row(run: Path) -> tuple[str, str, str, str, str]:
         result = folder.read_result(run) if folder.is_finished(run) else None
     except (ValueError, OSError):
         return "–", "damaged", "–", age, str(run)
-    done = lines[-1]["epoch"] if lines else 0
-    state = "finished" if result else f"epoch {done} of {config['epochs']}"
+    state = "finished" if result else _unfinished(config, lines)
     looks = [[line.get(k) for k in ("clean", "robust")] for line in lines]
     measured = (result.get("best") or result["last"]) if result else None
     if measured is not None:
@@ -72,6 +72,21 @@ def row(run: Path) -> tuple[str, str, str, str, str]:
         shares = next((look for look in reversed(looks) if None not in look), [])
     accuracy = " / ".join(f"{share:.1%}" for share in shares) or "–"
     return said(config["method"]), state, accuracy, age, str(run)
+
+
+def _unfinished(config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> str:
+    """How far it is, or where it collapsed and did not go back."""
+    done = lines[-1]["epoch"] if lines else 0
+    last = lines[-1].get("action") if lines else None
+    guard = config.get("guard")
+    most = guard.get("most") if isinstance(guard, dict) else None
+    back = sum(line.get("action") == "rollback" for line in lines)
+    gone = last == "rollback" and isinstance(most, int) and back > most
+    return (
+        f"collapsed in epoch {done}"
+        if gone or last == "stop"
+        else (f"epoch {done} of {config['epochs']}")
+    )
 
 
 def _age(seconds: float) -> str:

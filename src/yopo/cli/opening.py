@@ -14,8 +14,9 @@ from pathlib import Path
 from yopo.cli.common import Terminal, rank
 from yopo.core import files
 from yopo.core.words import fraction
-from yopo.methods.registry import said
+from yopo.methods.registry import ENTRIES, said
 from yopo.runs.overlay import Tree
+from yopo.runs.sections import L2Config, LinfConfig
 
 PATIENCE = 0.3  # seconds in which pictures are counted
 # Training images, classes, channels and side.
@@ -46,10 +47,7 @@ def first_line(
     given = (tree.get(key) for key in ("method", "threat", "data", "model"))
     # What is no section will be refused when settings are checked.
     method, threat, data, model = (part if isinstance(part, dict) else {} for part in given)
-    norm = {"linf": "L∞", "l2": "L2"}.get(str(threat.get("name", "linf")), "")
-    eps = threat.get("eps")
-    words = [methods or _method(method)]
-    words += [f"{norm} eps {fraction(eps) if isinstance(eps, float) else eps}"] if eps else []
+    words = [methods or _method(method), _threat(threat)]
     images, classes, shape = _data(data)
     counted = [f"{images:,} images"] if images else []
     counted += [f"{classes} classes"] if classes else []
@@ -61,7 +59,21 @@ def first_line(
 
 def _method(settings: Tree) -> str:
     whole = {k: int(v) if str(v).isdecimal() else v for k, v in settings.items()}
-    return said(whole) if isinstance(whole.get("name"), str) else ""
+    name = whole.get("name")
+    if not isinstance(name, str):
+        return ""
+    entry = ENTRIES.get(name)  # its example has the defaults, and needs no torch
+    return said(((entry and entry.read(entry.example)) or {}) | whole)
+
+
+def _threat(settings: Tree) -> str:
+    name = str(settings.get("name", "linf"))
+    kinds = {"linf": ("L∞", LinfConfig), "l2": ("L2", L2Config)}
+    if name not in kinds:
+        return ""
+    norm, kind = kinds[name]
+    eps = settings.get("eps", kind.model_fields["eps"].default)
+    return f"{norm} eps {fraction(eps) if isinstance(eps, float) else eps}"
 
 
 def _named(part: Tree, about: list[str]) -> list[str]:

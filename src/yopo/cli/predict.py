@@ -29,7 +29,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Say what a network sees on pictures."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     if args.top < 1:
         raise ValueError(f"expected --top of at least 1, got {args.top}")
     with loading():

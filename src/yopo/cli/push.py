@@ -34,7 +34,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Publish; say where it is."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     with loading():
         from yopo.runs.hub import push_run
 

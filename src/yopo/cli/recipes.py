@@ -19,9 +19,9 @@ def options(_parser: argparse.ArgumentParser) -> None:
     """There are none."""
 
 
-def run(_args: argparse.Namespace, rest: list[str]) -> None:
+def run(args: argparse.Namespace, rest: list[str]) -> None:
     """List the recipes: the network, what they took and what they reached."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     console = Terminal()
     console.say("Start with the demo: yopo train demo --out runs/first")
     console.print(

@@ -30,7 +30,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Read the runs, write the page."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     with loading():
         from yopo.core import files
         from yopo.paper.beside import beside
@@ -50,16 +50,18 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
     if args.figures:
         check_drawing("--figures")
     runs = read_runs([path for path in args.runs if not path.is_file()] or args.runs)
-    for run in runs:
-        for note in notes(run):
-            say(f"{run.label}: {note}")
+    sentences = headline(runs)
+    below = {sentence.casefold() for sentence in sentences}  # these are not said twice
+    for line in (f"{run.label}: {note}" for run in runs for note in notes(run)):
+        if line.casefold() not in below:
+            say(line)
     strips = [strip for run in runs for strip in load_strips(run)]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     text = page(runs, strips, beside(runs, args.paper) if args.paper else None)
     files.write_text(args.out, text.encode(errors="replace").decode())  # names of no UTF-8
     console = pages()
     console.print(fitted(summary(runs), console.width))
-    for sentence in headline(runs):
+    for sentence in sentences:
         console.say(f"- {sentence}")
     say(f"report: {args.out}")
     if args.figures:
@@ -71,8 +73,9 @@ def run(args: argparse.Namespace, rest: list[str]) -> None:
 
 def summary(runs: "Sequence[Run]") -> Table:
     """Each run's cost and accuracies: a row for each evaluation, or what the training measured."""
-    from yopo.evaluation.card import duration
+    from yopo.evaluation.card import attacked, duration
     from yopo.report.clock import busy
+    from yopo.report.score import alone, trainings_own
     from yopo.report.words import evaluated_weights
 
     rows: list[tuple[Run, str, dict[str, float]]] = []
@@ -84,11 +87,13 @@ def summary(runs: "Sequence[Run]") -> Table:
             which = common[0] if common else evaluated_weights(run, e)
             how = f"{which} weights, {about['images']:,} images, {about['threat']}"
             shares = {k: a["accuracy"] for k, a in e["attacks"].items()}
-            rows.append((run, how, shares | {"worst case": e["worst"]["accuracy"]}))
-        if not run.evaluations:
+            worst = {"worst case": e["worst"]["accuracy"]} if attacked(e["attacks"]) else {}
+            rows.append((run, how, shares | worst))
+        if not run.evaluations or trainings_own(run, alone(run)):
             # The training's own PGD takes other steps than an evaluation's of the same name.
             others, (which, measured) = any(r.evaluations for r in runs), run.own
-            own = {f"own {k}" if others and k != "clean" else k: v for k, v in measured.items()}
+            own = {k: v for k, v in measured.items() if k == "clean" or not others}
+            own |= {f"training's {k}": v for k, v in measured.items() if k not in own}
             many = f", {run.result['test_images']:,} images" if run.result else ""
             how = f"by training itself, {which} weights{many}, {run.threat}" if own else ""
             rows.append((run, how, own))

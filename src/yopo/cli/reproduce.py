@@ -56,7 +56,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Train and attack what is not done yet, then print the table or draw the figures."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     if args.show and (args.rows or args.epochs or args.attacks or args.quick):
         raise ValueError("--show shows all that is in --out; leave --rows and the like out")
     if args.show and not args.out.is_dir():

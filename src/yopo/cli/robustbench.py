@@ -37,7 +37,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, rest: list[str]) -> None:
     """Write the claim; say whether RobustBench's own network was there to compare with."""
-    nothing_else(rest)
+    nothing_else(args, rest)
     with loading():
         from yopo.runs.robustbench import Paper, claim_run
 

@@ -16,7 +16,11 @@ QUIET = 60.0  # seconds after which a log without bars gets a line about what is
 
 
 class Clock(ProgressColumn):
-    """The time that a bar has taken, and what is left of it at the mean pace since it began."""
+    """The time that a bar has taken, and what is left of it at the mean pace until it last moved.
+
+    What is left is known at that moment alone, and passes since; nothing is said of it when it is
+    over and the bar still has not moved.
+    """
 
     max_refresh = 0.5
 
@@ -27,8 +31,10 @@ class Clock(ProgressColumn):
         moved = task.completed - task.fields["begun"]  # a resumed run begins in the middle
         if gone is None or task.finished or moved <= 0:
             return Text(f"{_minutes(gone or 0):>7}{'':15}")
-        left = _minutes(gone * (1 - task.completed) / moved)
-        return Text(f"{_minutes(gone):>7}, {left:>7} to go")
+        since = task.get_time() - task.fields["moved_at"]
+        left = (gone - since) * (1 - task.completed) / moved - since
+        to_go = f", {_minutes(left):>7} to go" if left > 0 else " " * 15
+        return Text(f"{_minutes(gone):>7}{to_go}")
 
 
 def _minutes(seconds: float) -> str:
@@ -120,12 +126,14 @@ class Screen:
     def attack(self, name: str, part: float, accuracy: float) -> None:
         """Show how far an attack is, and the accuracy it has left."""
         left = f"{accuracy:.2%} left"
-        key = "attack" if self.epochs else name
-        if self.epochs and name != self._attack:  # one bar for all of a training's
-            self._attack = name
+        key = "attack" if self.epochs else name.partition(":")[0]  # of all its stages
+        begins, self._attack = name != self._attack, name
+        if self.epochs and begins:  # one bar for all of a training's
             self._begin(key, name, part)  # what it took until here is not known
         self._move(key, part, f"{part:.0%}", left, shown=name)
-        if (self.bars.disable and part >= 1 and not self.epochs) or self._is_due:
+        if self.bars.disable and begins and part < 1 and not self.epochs:
+            self.say(f"{name} begins, {left}")  # the next word may come late
+        elif (self.bars.disable and part >= 1 and not self.epochs) or self._is_due:
             self.say(f"{name:<12} {part:4.0%}  {left}")
 
     @property
@@ -139,13 +147,22 @@ class Screen:
         if name not in self._tasks:
             self._begin(name, shown or name, part)
         task = self._tasks[name]
-        self.bars.update(task, description=shown or name, completed=part, done=done, visible=True)
+        now = self.bars.get_time()
+        self.bars.update(
+            task,
+            description=shown or name,
+            completed=part,
+            done=done,
+            moved_at=now,
+            visible=True,
+        )
         if note:
             self.bars.update(task, note=note)
 
     def _begin(self, name: str, shown: str, begun: float = 0.0) -> None:
         """Set a bar to where it begins, and its clock to nought."""
         at: dict[str, Any] = {"begun": begun, "done": "", "note": ""}
+        at["moved_at"] = self.bars.get_time()
         at["goes_on"] = bool(self.epochs) and name == self.title  # while the test lasts, too
         if name in self._tasks:
             self.bars.reset(self._tasks[name], description=shown, **at)

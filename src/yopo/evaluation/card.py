@@ -2,7 +2,7 @@
 
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +17,8 @@ from yopo.attacks.steps import step_size
 from yopo.core.files import read_text
 from yopo.core.threat import Threat
 from yopo.core.words import fraction
+
+UNATTACKED = "no attack was run; --attacks clean,pgd-20 attacks it"
 
 
 def card(result: Mapping[str, Any]) -> str:
@@ -34,8 +36,11 @@ def card(result: Mapping[str, Any]) -> str:
         cells = [one_line(name), percent(a["accuracy"], a["interval"]), one_line(how(a))]
         cells += [f"{a['propagations']:.1f}", duration(a["seconds"])]
         lines.append(f"| {' | '.join(cells)} |")
-    share = percent(worst["accuracy"], worst["interval"])
-    lines += [f"| **worst case, per image** | **{share}** | | | |", ""]
+    if attacked(result["attacks"]):
+        share = percent(worst["accuracy"], worst["interval"])
+        lines += [f"| **worst case, per image** | **{share}** | | | |", ""]
+    else:
+        lines += ["", f"**{UNATTACKED[0].upper()}{UNATTACKED[1:]}.**", ""]
     doubts = [{k: one_line(v) for k, v in warning.items()} for warning in result["warnings"]]
     warnings = [f"**Warning ({w['code']})**: {w['text']}" for w in doubts]
     lines += warnings or ["No warnings from the automatic checks."]
@@ -47,6 +52,11 @@ def card(result: Mapping[str, Any]) -> str:
         "¹ Full forward and backward passes for each image; what is broken is not attacked again.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def attacked(names: Iterable[str]) -> bool:
+    """Whether any of these is more than a look at the images as they are: a worst case needs it."""
+    return bool({*names} - {"clean"})
 
 
 def how(attack: Mapping[str, Any]) -> str:

@@ -82,8 +82,8 @@ def evaluate(
     compile: pays for long attacks on a GPU. examples: keep the adversarial images.
     checks: look for signs that the numbers mislead (docs/warnings.md), for some 90 passes.
     state: a folder for finished batches, from which a second call goes on, but not for attacks of
-    your own; `result.forget()` removes them. progress: called with an attack's name, the part done
-    and its accuracy so far.
+    your own; `result.forget()` removes them. progress: called with an attack's name ("autoattack:
+    apgd-ce" in a stage of it), the part done and its accuracy so far.
     about: words for the card: "model", "data", "weights".
     workers: processes that read images ahead, if `data` has read(rows).
     together: all processes of the group make this call with the same arguments, deal the batches

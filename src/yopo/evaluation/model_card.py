@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from yopo.core.words import fraction
-from yopo.evaluation.card import card, one_line
+from yopo.evaluation.card import attacked, card, one_line
 
 LIBRARY = "yopo-torch"
 DATA_SETS = {  # as the Hub calls them: repository, name
@@ -93,10 +93,11 @@ def metadata(about: Published) -> dict[str, Any]:
             args |= {"settings": attack["settings"]}
         title = "accuracy" if name == "clean" else f"robust accuracy under {one_line(name)}"
         metrics.append(_metric(title, attack["accuracy"], args))
-    worst = values["worst"]
-    args = {"interval_95": worst["interval"], "threat": measured["threat"], "eps": measured["eps"]}
-    title = "robust accuracy, worst case of each image"
-    metrics.append(_metric(title, worst["accuracy"], args))
+    if attacked(values["attacks"]):
+        worst, ball = values["worst"], {k: measured[k] for k in ("threat", "eps")}
+        title = "robust accuracy, worst case of each image"
+        args = {"interval_95": worst["interval"]} | ball
+        metrics.append(_metric(title, worst["accuracy"], args))
     head["model-index"] = [
         {
             "name": about.repo.partition("/")[2],

@@ -246,15 +246,19 @@ class _Suite:
             rows = outcome.correct.nonzero()[:, 0]  # packed anew
             parts = rows.split(self.batch) if len(rows) else ()
             left, mine = len(rows), list[Piece]()
+            staged = len(attack.stages) > 1
+            name = f"{attack.name}: {attack.stages[number]}" if staged else attack.name
+            if parts:  # the first batch may take minutes
+                self.tell(name, number / len(phases), left / len(self.data))
             pieces = self._pieces(attack, number, phase, parts, mine)
             for many, fallen in self.crew.rounds(len(parts), pieces):
                 done, left = (number + many / len(parts)) / len(phases), left - fallen
-                self.tell(attack.name, done, left / len(self.data))
+                self.tell(name, done, left / len(self.data))
             fell = self._fallen(mine, outcome)
             outcome.correct &= ~fell
             if self.examples:
                 shown += self._shown([part[fell[part]] for part in parts], mine, shown[0][1])
-            if len(attack.stages) > 1:
+            if staged:
                 outcome.after[attack.stages[number]] = outcome.correct.clone()
         if done < 1:  # all were broken before the last phase
             self.tell(attack.name, 1.0, outcome.accuracy)

@@ -50,7 +50,7 @@ class Entry:
     eta_steps: tuple[str, ...] = ()  # settings whose product is the steps of threat.step a batch
     settings: Mapping[str, Setting] = field(default_factory=dict)  # help and bounds, by name
     label: str = ""  # in reports; the name in capitals by default
-    example: str = ""  # of a spec; with all its numbers by default, where the class is given
+    example: str = ""  # of a spec, with all its numbers; made by itself where the class is given
     attacks: bool = True  # whether it trains against an adversary
     rival: str = "pgd"  # whose time and cost reports measure its own against; "": nobody's
     hue: int | None = None  # in reports, of their palette; by default one that is free
@@ -288,7 +288,7 @@ for _entry in (
             "steps": Setting("of L-BFGS a layer, for argmax", least=1),
             "layers": Setting("modules where f0, f1, … end; found by default"),
         },
-        example="pmp",
+        example="pmp-5",
         hue=8,
     ),
 ):

@@ -86,12 +86,13 @@ def diagnose(
     splits: Sequence[str] | None = None,
     m: int = 8,
     generator: torch.Generator | None = None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> Diagnosis:
     """Study `model` on images x (B, ...) with labels y (B,), and recommend m, n and f0.
 
     threat: what it is to withstand. generator: of random starts. splits: names of modules where f0
     may end; by default the first two there are and those a quarter and half of the way down. m: the
-    largest to try.
+    largest to try. say: called with a line as each part begins, which may take minutes.
     """
     check_at_least("m", m, 1)
     check_threat(threat)
@@ -106,11 +107,14 @@ def diagnose(
         apart = [c for c in chosen if c in whole.layers.names] or whole.layers.names[:1]
         games = {name: Dynamics.of(model, x, [name]) for name in splits or apart}
         eta = threat.start(x, generator)
+        say(f"the strong attack: 2 starts of {STRONG} steps")
         strong = _strong(whole, threat, x, y, generator)
         clean, worst = (_loss(whole, x + e, y) for e in (torch.zeros_like(x), strong))
-        depths = [
-            _depth(name, game, threat, x, y, eta, m, (clean, worst)) for name, game in games.items()
-        ]
+        depths = []
+        for number, (name, game) in enumerate(games.items(), 1):
+            say(f"place {number} of {len(games)}: f0 ends at {name}; m to {m}, n to {INNER[-1]}")
+            depths.append(_depth(name, game, threat, x, y, eta, m, (clean, worst)))
+        say(f"PGD-1 to PGD-{PGD}, for comparison, and residuals")
         pgd = _reach(whole, threat, x, y, eta, PGD, 1, (clean, worst))
         residuals = _residuals(whole, x + strong, y)
     target = ENOUGH * max(*pgd.values(), *(part for d in depths for part in d.reach.values()))

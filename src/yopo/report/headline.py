@@ -8,7 +8,7 @@ from yopo.report.clock import SHARED, busy, disagree, processor_seconds, undistu
 from yopo.report.groups import baseline, called, same_hardware, seeds, timed
 from yopo.report.lesson import equal_cost, lesson
 from yopo.report.records import Run
-from yopo.report.score import Score, by_chance, comparable, images_known
+from yopo.report.score import Score, by_chance, comparable, images_known, trainings_own
 from yopo.report.words import unlearnt
 
 
@@ -27,6 +27,7 @@ def headline(runs: Sequence[Run]) -> list[str]:
             "These runs were measured with different attacks, radii or images, so their robust "
             "accuracies do not compare. On the same data, `yopo eval` can measure them alike."
         ]
+    sentences += _lower(scores)
     sentences += [f"{run.label}: {poor}." for run in whole if (poor := unlearnt(run))]
     codes = sorted({code for score in scores.values() for code in score.warnings})
     if codes:
@@ -41,6 +42,21 @@ def headline(runs: Sequence[Run]) -> list[str]:
     if left_out:
         sentences.append(f"Not finished, and not counted here: {', '.join(left_out)}.")
     return sentences
+
+
+def _lower(scores: dict[Run, Score]) -> list[str]:
+    """What the trainings measured, where a quick evaluation flatters."""
+    alike: dict[str, list[str]] = {}
+    for run, score in scores.items():
+        if own := trainings_own(run, score):
+            share = f"{100 * own.share:.2f}%"
+            words = share if len(scores) == 1 else f"{run.label} {share}"
+            how = own.words.replace("of ", "of all ", 1).replace(" withstand ", " withstood ", 1)
+            alike.setdefault(how, []).append(words)
+    return [
+        f"At the end of training a smaller part {how}: {', '.join(shares)}."
+        for how, shares in alike.items()
+    ]
 
 
 def _stronger(runs: Sequence[Run], scores: dict[Run, Score]) -> list[str]:

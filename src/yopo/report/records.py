@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from yopo.attacks.names import parse
 from yopo.core.files import file_digest
 from yopo.core.threat import L2, Linf
-from yopo.evaluation.card import norm
+from yopo.evaluation.card import attacked, norm
 from yopo.methods import registry
 from yopo.runs.folder import (
     BEST,
@@ -204,6 +204,11 @@ def _read(folder: Path, name: str) -> Run:
         torn,
     )
     written = {path.name: read_evaluation(path) for path in evaluations_in(folder)}
-    # An evaluation that was set aside, of weights that are gone, is history.
-    counted = {f: e for f, e in written.items() if f in EVALUATIONS or run.weights(e)}
+    # An evaluation that was set aside, of weights that are gone, is history; one without an attack
+    # says nothing of robustness.
+    counted = {
+        file: e
+        for file, e in written.items()
+        if (file in EVALUATIONS or run.weights(e)) and (attacked(e["attacks"]) or "radii" in e)
+    }
     return replace(run, evaluations=counted)

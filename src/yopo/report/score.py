@@ -46,6 +46,16 @@ def alone(run: Run) -> Score | None:
     return worst[0] if worst else _test(run, known=False) or _held_out(run, known=False)
 
 
+def trainings_own(run: Run, score: Score | None) -> Score | None:
+    """What the training measured, if that is less, and on more test images, than the evaluation."""
+    own = _test(run, known=False)
+    if own is None or score is None or not score.strength:
+        return None
+    own_radius, _, images = score.strength
+    lower = own_radius and run.result and run.result["test_images"] > images
+    return own if lower and own.share < score.share else None
+
+
 def by_chance(one: Score, other: Score) -> bool:
     """Whether the difference is within its 95% interval, of two independent shares."""
     half = ((s.interval[1] - s.interval[0]) / 2 for s in (one, other))

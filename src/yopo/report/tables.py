@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from yopo.evaluation.card import circumstances, duration, how
+from yopo.evaluation.card import attacked, circumstances, duration, how
 from yopo.report.clock import busy
 from yopo.report.records import Run
 from yopo.report.score import Score, alone
@@ -113,7 +113,7 @@ def attacks_table(runs: Sequence[Run]) -> Table | None:
     for run, e in pairs:
         about = e["about"]
         cells: list[Cell] = [(run.name, run.method)]
-        cells += [_share(e["worst"]) if {*e["attacks"]} - {"clean"} else "–"]
+        cells += [_share(e["worst"]) if attacked(e["attacks"]) else "–"]
         cells += [_share(e["attacks"].get(attack)) for attack in attacks]
         rows.append([*cells, f"{about['images']:,}", evaluated_weights(run, e), about["threat"]])
     text = (
@@ -137,7 +137,8 @@ def card(e: Mapping[str, Any]) -> dict[str, Any]:
     rows: list[list[Cell]] = []
     for name, a in e["attacks"].items():
         rows.append([name, _share(a), how(a), f"{a['propagations']:.1f}", duration(a["seconds"])])
-    rows.append(["worst case", _share(e["worst"]), "", "", ""])
+    if attacked(e["attacks"]):
+        rows.append(["worst case", _share(e["worst"]), "", "", ""])
     heads = ["attack", "accuracy, 95% interval", "settings", "propagations", "time"]
     return {
         "what": f"{about['images']:,} images: {about['data']}. {about['threat']}. "

@@ -92,10 +92,13 @@ def build_method(config: Config, model: nn.Module, optimizer: Optimizer) -> yopo
 
 
 def out_of_reach(config: Config) -> str | None:
-    """What to say of an adversary whose steps add up to less than eps."""
+    """What to say of an adversary whose steps add up to less than eps, or to none."""
+    entry, settings = ENTRIES[config.method.name], config.method.model_dump()
     threat = build_threat(config.threat)
     each = [config.method, *(with_m(config, m).method for m in config.schedule.m)]
-    steps = min(ENTRIES[config.method.name].steps(method.model_dump()) for method in each)
+    steps = min(entry.steps(method.model_dump()) for method in each)
+    if none := [name for name in entry.eta_steps if settings[name] == 0]:
+        return f"{none[0]} = 0: the adversary takes no steps, so this trains on random noise"
     if steps == 0 or steps * threat.step > 0.99 * threat.eps:
         return None
     return (

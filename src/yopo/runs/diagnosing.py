@@ -1,6 +1,6 @@
 """`diagnose_run`: what the co-states of a trained network say about m, n and the split."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -27,11 +27,13 @@ def diagnose_run(
     model_name: str | None = None,
     data_root: Path | None = None,
     data_path: Path | None = None,
+    say: Callable[[str], object] = lambda _: None,
 ) -> Tree:
     """Study the network of a run folder on training images drawn with `seed`; write what is found.
 
     weights: "best" or "last". splits: modules where f0 may end; chosen by default. m: the largest
     to try. trust, model_name, data_root, data_path: see `yopo.runs.saved.find`.
+    say: called with what is looked at, and as each part of it begins.
     """
     if not run.is_dir():
         raise ValueError(f"expected the folder of a run, got {run}")
@@ -45,6 +47,7 @@ def diagnose_run(
     pictures = data.pictures
     order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(seed))
     chosen = order[:images]
+    say(f"looking at {len(chosen)} training images with {saved.weights}, on {target}")
     study: Tree = diagnose(
         model.to(target),
         pictures.read(chosen).to(target) / 255,
@@ -53,6 +56,7 @@ def diagnose_run(
         splits=splits,
         m=m,
         generator=torch.Generator(target).manual_seed(seed),
+        say=say,
     ).tree()
     settings = {"images": len(chosen), "seed": seed, "weights": saved.weights.name}
     head = {"settings": settings, "threat": saved.config.threat.model_dump()}

@@ -89,11 +89,11 @@ class Trainer:
         images = self.images
         weights = sum(p.numel() for p in self.learner.model.parameters())
         kept = f"{len(images.held):,} held out, {len(images.test):,} to test"
-        where = hardware(self.learner.device)
         many = images.many or len(self.loader) * self.learner.batch
-        text = f"{many:,} training images of {images.classes} classes, {kept}; "
+        size = f"brought to {s}x{s} pixels (--data.size), " if (s := self.config.data.size) else ""
+        text = f"{many:,} training images of {images.classes} classes, {size}{kept}; "
         text += f"{weights:,} parameters; epochs: {self.config.epochs}, "
-        text += f"steps of each: {len(self.loader)}; {where}"
+        text += f"steps of each: {len(self.loader)}; {hardware(self.learner.device)}"
         return text + ("; compiling first" if self.learner.engine else "")
 
     def resume(self) -> bool:
