@@ -13,7 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+)
 
 from tests.data.test_loader import CPU, assert_equal
 from tests.tiny import as_one_of, in_two
@@ -136,6 +143,26 @@ def test_samplers_hear_of_the_epoch_and_processes_share_the_images() -> None:
     assert seen[0] != seen[1]
     with pytest.raises(ValueError, match="each of 2 processes would train on the same images"):
         Batches(DataLoader(Noisy(), 2))(feed(world=2))
+
+
+INSIDE: dict[str, Callable[[Any], Any]] = {
+    "told": lambda data: DistributedSampler(data, 1, 0),
+    "seeded": lambda data: RandomSampler(data, generator=torch.Generator()),
+}
+
+
+@pytest.mark.parametrize("around", [lambda loader: loader, Wrapped])
+@pytest.mark.parametrize("kind", INSIDE)
+def test_a_sampler_inside_a_batch_sampler_hears_of_the_epoch(kind: str, around: Any) -> None:
+    def made() -> Opened:
+        data = Noisy(16)
+        batches = BatchSampler(INSIDE[kind](data), 4, drop_last=True)
+        return Batches(around(DataLoader(data, batch_sampler=batches)), images=16)(feed())
+
+    one = made()
+    first, second = list(one.epoch(0)), list(one.epoch(1))
+    assert_differ(first, second)
+    assert_equal(list(made().epoch(1)), second)
 
 
 class Endless(IterableDataset[Any]):

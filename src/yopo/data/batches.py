@@ -75,8 +75,8 @@ class Opened:
         feed: Feed,
     ) -> None:
         self.loader, self.pair, self.feed = loader, pair, feed
-        parts = (loader, *_stages(loader))
-        self._torchs = [part for part in parts if isinstance(part, DataLoader)]
+        self._parts = list(_parts(loader, {}))
+        self._torchs = [part for part in self._parts if isinstance(part, DataLoader)]
         for part in self._torchs:
             part.worker_init_fn = Deaf(part.worker_init_fn)
         self._looked = feed.world == 1  # whether the processes' images were compared
@@ -188,15 +188,12 @@ class Opened:
 
     def _tell(self, epoch: int) -> None:
         """Say to all that shuffles which epoch it is."""
-        loader = self.loader
-        samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
-        parts = [loader, *samplers, *_stages(loader)]
-        for part in parts:
+        for part in self._parts:
             if callable(tell := getattr(part, "set_epoch", None)):
                 tell(epoch)
             elif type(part).__module__.startswith("webdataset.") and hasattr(part, "epoch"):
                 part.epoch = epoch - 1  # a stage that counts for itself
-        for part in parts:
+        for part in self._parts:
             if isinstance(stream := getattr(part, "generator", None), torch.Generator):
                 stream.manual_seed(mix(self.feed.seed, epoch, "generator"))
 
@@ -272,13 +269,14 @@ class Opened:
         )
 
 
-def _stages(part: Any) -> Iterator[Any]:  # noqa: ANN401
-    """Data sets inside a loader, and the stages that webdataset makes them of."""
-    inside = [getattr(part, "dataset", None), *(getattr(part, "pipeline", None) or ())]
-    for stage in inside:
-        if stage is not None and stage is not part:
-            yield stage
-            yield from _stages(stage)
+def _parts(part: Any, seen: dict[int, Any]) -> Iterator[Any]:  # noqa: ANN401
+    """A loader, and once each the samplers, data sets and webdataset's stages inside it."""
+    seen[id(part)] = part
+    yield part
+    named = (getattr(part, name, None) for name in ("batch_sampler", "sampler", "dataset"))
+    for inside in (*named, *(getattr(part, "pipeline", None) or ())):
+        if inside is not None and id(inside) not in seen:
+            yield from _parts(inside, seen)
 
 
 def _equal(digests: Sequence[object]) -> tuple[int, int] | None:
