@@ -28,6 +28,7 @@ from yopo.data.source import (
 from yopo.data.sources import Arrays
 from yopo.data.streamed import Streamed
 from yopo.runs.measure import commonest
+from yopo.runs.overlay import Tree
 from yopo.runs.sections import DataConfig, ModelConfig
 from yopo.runs.settings import Config
 
@@ -48,6 +49,15 @@ class Images:
     classes: int
     digest: str  # SHA-256 of the whole training set, or of what tells it from another
     test_digest: Callable[[], str]
+
+    @property
+    def identity(self) -> Tree:
+        """What a resumed run must have, too: with other numbers it would hold other images out."""
+        return {
+            "training data": self.digest,
+            "training images": self.many,
+            "held-out images": len(self.held),
+        }
 
     @cached_property
     def chance(self) -> float:

@@ -36,12 +36,13 @@ class Keeper:
         learner: Learner,
         files: RunFolder,
         progress: Progress,
-        data: str,
+        data: Tree,
         source: Source,
     ) -> None:
         self.config, self.learner, self.files, self.progress = config, learner, files, progress
         self.source = source  # of training batches; it may know where it is
-        self.identity: Tree = what_counts(config) | {"training data": data}
+        self.identity: Tree = what_counts(config) | data
+        self._data = data
         self.good: tuple[Tensors, dict[str, Any]] | None = None
         self.best: Tensors | None = None
         self.writing = Writing(learner)
@@ -155,7 +156,7 @@ class Keeper:
             return False
         values = newest.values
         if isinstance(values.get("config"), dict):
-            refuse_another(out, _filled(values["config"]), self.identity)
+            refuse_another(out, _filled(values["config"], self._data), self.identity)
         mine = partial(learner.snapshot.own, rank=learner.rank, world=learner.world)
         try:
             p, sums, good = _restored(values)
@@ -285,10 +286,11 @@ def _restored(values: dict[str, Any]) -> tuple[Progress, list[list[float]], dict
     return p, sums, good
 
 
-def _filled(identity: Tree) -> Tree:
-    """With the defaults of settings that an older version did not have."""
-    config = {key: value for key, value in identity.items() if key != "training data"}
+def _filled(identity: Tree, data: Tree) -> Tree:
+    """With the defaults of settings, and of what tells the data, that an older version lacks."""
+    config = {key: value for key, value in identity.items() if key not in data}
+    there = {key: identity.get(key, value) for key, value in data.items()}
     try:
-        return what_counts(validate(config)) | {"training data": identity["training data"]}
+        return what_counts(validate(config)) | there | {"training data": identity["training data"]}
     except (ValueError, KeyError):  # of another version
         return identity

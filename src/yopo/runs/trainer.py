@@ -77,7 +77,7 @@ class Trainer:
         )
         _check_same(len(self.loader))
         self.keeper = Keeper(
-            config, self.learner, self.files, self.progress, self.images.digest, self.loader
+            config, self.learner, self.files, self.progress, self.images.identity, self.loader
         )
         self.epoch_end = EpochEnd(
             config, self.learner, self.images, self.files, self.keeper, self._tell
