@@ -52,9 +52,9 @@ def exchange_gradients(optimizer: Optimizer) -> Callable[[], None]:
         raise ValueError("LBFGS tries as many steps as the loss of each process asks for; use SGD")
     if any(is_shard(p) for p in _parameters(optimizer)):
         raise ValueError(
-            "the optimizer's parameters are DTensors, which backward() exchanges as fully_shard and "
-            "tensor parallelism have it; leave exchange_gradients out. What those leave out, such "
-            "as replicas of a tensor-parallel network, give to fully_shard too"
+            "the optimizer's parameters are DTensors, whose gradients are exchanged in backward() "
+            "or not at all; leave exchange_gradients out, and give replicas of a tensor-parallel "
+            "network to fully_shard"
         )
     if optimizer not in _exchanging:
         optimizer.register_step_pre_hook(_before_step)
