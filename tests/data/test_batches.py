@@ -28,6 +28,7 @@ from yopo.data import Batches, Feed
 from yopo.data.batches import Opened
 
 SEVEN: Any = 7
+IMAGES = torch.zeros(4, 1, 2, 2)
 
 
 def feed(**over: Any) -> Feed:
@@ -203,11 +204,24 @@ def test_a_loader_without_length_needs_images_and_begins_again_when_it_ends() ->
             lambda: next(Batches([(torch.zeros(4, 2), torch.zeros(4))])(feed()).epoch(0)),
             r"shapes \(4, 2\) and \(4,\); pair= makes",
         ),
+        (
+            lambda: next(Batches([(IMAGES, torch.arange(4) / 2)])(feed()).epoch(0)),
+            "expected a whole number, .* as labels of 4 images, got parts of one",
+        ),
+        (
+            lambda: next(Batches([(IMAGES, ["cat"] * 4)])(feed()).epoch(0)),
+            "expected a whole number, .* as labels of 4 images, got .'cat'",
+        ),
     ],
 )
 def test_what_is_no_loader_of_such_batches_is_refused(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_labels_may_be_a_column() -> None:
+    made = Batches([(IMAGES, torch.arange(4.0)[:, None])])(feed())
+    assert next(made.epoch(0))[1].tolist() == [0, 1, 2, 3]
 
 
 class Stateful:

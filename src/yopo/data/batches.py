@@ -13,7 +13,7 @@ from yopo.core.crew import gathered
 from yopo.core.digest import values_digest
 from yopo.core.plain import restored, told
 from yopo.core.random import mix
-from yopo.data.items import pair_of, seed_host, streams_left_alone
+from yopo.data.items import class_numbers, pair_of, seed_host, streams_left_alone
 from yopo.data.source import Feed
 from yopo.data.streamed import Deaf
 
@@ -151,7 +151,7 @@ class Opened:
             self._at = epoch, step + 1
             x = x.to(self.feed.device, non_blocking=True)
             x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
-            yield x, y.to(self.feed.device, torch.int64, non_blocking=True)
+            yield x, y.to(self.feed.device, non_blocking=True)
 
     def _drawn(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Full batches without end: a loader that ends before the epoch does begins again."""
@@ -168,7 +168,8 @@ class Opened:
                     batch = next(batches, None)
                 if batch is None:
                     break
-                x, y = (torch.as_tensor(part) for part in self.pair(batch))
+                images, labels = self.pair(batch)
+                x, y = torch.as_tensor(images), class_numbers(labels, len(labels))
                 if len(y) > self.feed.share or x.dim() != 4 or y.shape != x.shape[:1]:
                     raise ValueError(self._misfit(x, y))
                 if len(y) == self.feed.share:
