@@ -90,6 +90,26 @@ def test_another_number_of_images_is_another_run(
     assert made("old").resume()
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, y: (x, y + 2), "labels from 0 to 3"),
+        (lambda x, y: (x, y[:, None].expand(-1, 4)), "expected a whole number"),
+        (lambda x, y: (x / 128 - 1, y), r"images in \[0, 1\]"),
+    ],
+)
+def test_a_test_set_that_cannot_be_used_is_refused_before_training(
+    change: Any, words: str, tmp_path: Path
+) -> None:
+    data = tiny_data()
+    x, y = change(data.x_test.flip(0), data.y_test.flip(0))
+    test = Items(TensorDataset(x, y))
+    images = Sources(train=Items(dataset()), test=test, names=data.names, identity="four")
+    with pytest.raises(ValueError, match=words):
+        trained(tmp_path / "run", images)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
 class Stops(Silent):
     """Asks to stop at a step."""
 
