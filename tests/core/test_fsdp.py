@@ -287,12 +287,13 @@ def refusals(net: nn.Module) -> list[str]:
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     yopo.Engine(yopo.Natural(net), optimizer, say=said.append).step(*data())
     net.set_requires_gradient_sync(False)  # type: ignore[operator]
-    for wrong in (
+    unsent: list[Callable[[], object]] = [
         lambda: yopo.Natural(net)(*data()),
         lambda: free(net).backward(*data()),
-    ):
+    ]
+    for call in unsent:
         with pytest.raises(ValueError, match=r"set_requires_gradient_sync") as error:
-            wrong()
+            call()
         said.append(str(error.value))
     return found + said
 

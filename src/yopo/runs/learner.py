@@ -72,7 +72,6 @@ class Learner:
             raise ValueError(f"{name} steps on every batch; use optimizer.accumulate 1 with it")
         self.snapshot = Snapshot(self.model, self.ema, self.optimizer, self.method)
         self.engine = self._engine(watcher)
-        self._added = 0  # batches since the last step of the optimizer
 
     @property
     def parallel(self) -> str:
@@ -205,13 +204,10 @@ class Learner:
         half = torch.autocast(self.device.type, torch.bfloat16, enabled=c.precision == "bf16")
         with half, unexchanged(self.trained, not last):
             out = self.method.backward(x, y)
-        if not last:
-            self._added += 1
-        else:
+        if last:
             grads = [q.grad for q in self.model.parameters() if q.grad is not None]
             if every > 1:
-                torch._foreach_div_(grads, self._added + 1.0)
-            self._added = 0
+                torch._foreach_div_(grads, float(number % every + 1))
             self.optimizer.step()
             self.optimizer.zero_grad()
             if self.ema:
