@@ -321,10 +321,22 @@ def work(rank: int, port: int, out: str) -> None:
     net = DistributedDataParallel(bn_convnet())
     if rank == 0:  # alone: the other does not answer
         found["robust"] = yopo.evaluate(net, (x, y), THREAT, ["clean", "pgd-3"]).accuracy
-    try:
-        yopo.PMP(net, THREAT)
-    except ValueError as error:
-        found["pmp"] = str(error)
+    net = nn.Sequential(DistributedDataParallel(bn_convnet()))
+    before = yopo.PGD(net, THREAT, steps=1).backward(x, y).loss  # both
+    if rank == 0:
+        found["robust inside"] = yopo.evaluate(net, (x, y), THREAT, ["clean", "pgd-3"]).accuracy
+    dist.all_reduce(before)  # what had been sent before would be taken for this
+    net = DistributedDataParallel(convnet())
+    wrong: dict[str, Callable[[], object]] = {
+        "pmp": lambda: yopo.PMP(net, THREAT),
+        "free in no_sync": lambda: free(net).backward(x, y),
+    }
+    for name, call in wrong.items():
+        try:
+            with net.no_sync():
+                call()
+        except ValueError as error:
+            found[name] = str(error)
     torch.save(found, f"{out}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -454,7 +466,8 @@ def test_free_exchanges_before_each_of_its_steps(found: list[dict[str, Any]]) ->
 
 
 def test_one_process_evaluates_alone(found: list[dict[str, Any]]) -> None:
-    assert set(found[0]["robust"]) == {"clean", "pgd-3"}
+    for name in ("robust", "robust inside"):
+        assert set(found[0][name]) == {"clean", "pgd-3"}
 
 
 def test_the_engine_leaves_the_exchange_to_it(found: list[dict[str, Any]]) -> None:
@@ -463,6 +476,11 @@ def test_the_engine_leaves_the_exchange_to_it(found: list[dict[str, Any]]) -> No
     for each in found:
         torch.testing.assert_close(each["engine"], want, rtol=1e-6, atol=1e-6)
         assert "DistributedDataParallel exchanges gradients in backward()" in each["said"][0]
+
+
+def test_free_refuses_no_sync(found: list[dict[str, Any]]) -> None:
+    for each in found:
+        assert "each process would train a network of its own" in each["free in no_sync"]
 
 
 def test_pmp_refuses_it(found: list[dict[str, Any]]) -> None:

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
@@ -295,6 +297,31 @@ def sharded(_rank: int) -> None:
         exchange.watch(net)
 
 
+def sharded_in_part(_rank: int) -> None:
+    net = convnet()
+    fully_shard(net[-1], mesh=init_device_mesh("cpu", (2,)))
+    loop(yopo.Natural(net), sgd(net))
+
+
+def wrapped_in_part(_rank: int) -> None:
+    net = convnet()
+    net[-1] = DistributedDataParallel(net[-1])
+    loop(yopo.Natural(net), sgd(net))
+
+
+def tensor_parallel(_rank: int, shape: tuple[int, int] = (1, 2)) -> None:
+    """Data x tensor: of what is not cut each process has a copy."""
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "tensor"))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+    parallelize_module(net, mesh["tensor"], {"3": ColwiseParallel(output_layouts=Replicate())})
+    for _ in range(2):
+        exchange.watch(net)
+
+
+def replicas(rank: int) -> None:
+    tensor_parallel(rank, (2, 1))
+
+
 def engine(_rank: int, with_exchange: bool = False) -> None:
     torch.manual_seed(0)
     net = convnet()
@@ -315,8 +342,10 @@ AGAINST_ONE: list[Work] = [
     from_different_weights,
 ]
 WARNED: list[Work] = [bare, bare_and_made_anew, two_optimizers, engine]
+WARNED += [sharded_in_part, wrapped_in_part, replicas]
 SILENT: list[Work] = [once, in_ddp, around_ddp, exchanged, both_of_two_optimizers]
 SILENT += [one_optimizer_and_the_rest_frozen, after_a_trial, sharded]
+SILENT += [tensor_parallel]
 
 
 def heard(work: Work, rank: int) -> tuple[Any, list[str]]:
@@ -324,7 +353,8 @@ def heard(work: Work, rank: int) -> tuple[Any, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = work(rank)
-    return result, [w.filename for w in caught if "exchange_gradients(optimizer)" in str(w.message)]
+    cures = ("exchange_gradients(optimizer)", "the whole network to fully_shard")
+    return result, [w.filename for w in caught if any(cure in str(w.message) for cure in cures)]
 
 
 def work(rank: int, port: int, out: str) -> None:

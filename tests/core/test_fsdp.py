@@ -110,14 +110,19 @@ def replayed(net: nn.Module, x: Tensor, y: Tensor, *, gathered: bool = False) ->
     return gradients(net) + all_of(net.parameters())
 
 
-def trained(net: nn.Module, ema: yopo.EMA, x: Tensor, y: Tensor) -> list[Tensor]:
+def trained(
+    net: nn.Module, ema: yopo.EMA, x: Tensor, y: Tensor, *, gathered: bool = False
+) -> list[Tensor]:
     """AdamW, clipping and an average."""
     method = yopo.YOPO(net, THREAT, m=2, n=2)
     optimizer = torch.optim.AdamW(net.parameters(), 0.01)
     for step in range(3):
-        method.backward(x, y, start(method, x))
-        clip_grad_norm_(net.parameters(), 0.05)
-        optimizer.step()
+        with yopo.gathered(net) if gathered else nullcontext():
+            method.backward(x.flip(3), y, start(method, x))
+            net.zero_grad()
+            method.backward(x, y, start(method, x))
+            clip_grad_norm_(net.parameters(), 0.05)
+            optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
             ema.model(x)  # leaves its root whole
@@ -281,7 +286,24 @@ def refusals(net: nn.Module) -> list[str]:
         found.append(str(error.value))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     yopo.Engine(yopo.Natural(net), optimizer, say=said.append).step(*data())
+    net.set_requires_gradient_sync(False)  # type: ignore[operator]
+    unsent: list[Callable[[], object]] = [
+        lambda: yopo.Natural(net)(*data()),
+        lambda: free(net).backward(*data()),
+    ]
+    for call in unsent:
+        with pytest.raises(ValueError, match=r"set_requires_gradient_sync") as error:
+            call()
+        said.append(str(error.value))
     return found + said
+
+
+def handed(net: nn.Module, x: Tensor, y: Tensor, *, gathered: bool = False) -> list[Tensor]:
+    """Half of a loss, where weights are whole."""
+    method = yopo.YOPO(net, THREAT, m=2, n=2)
+    with yopo.gathered(net) if gathered else nullcontext():
+        (method(x, y, start(method, x)) / 2).backward()
+    return gradients(net)
 
 
 def work(rank: int, port: int, out: str) -> None:
@@ -301,10 +323,12 @@ def work(rank: int, port: int, out: str) -> None:
         found[f"{name} kept"] = three_batches(METHODS[name](kept), x, y)
     found["free"] = replayed(spread(blocks()), x, y)
     found["free gathered"] = replayed(spread(blocks()), x, y, gathered=True)
-    net: nn.Module = blocks()
-    ema = yopo.EMA(net, 0.5)
-    spread(net), spread(ema.model)
-    found["trained"] = trained(net, ema, x, y)
+    for name in ("trained", "trained gathered"):
+        net: nn.Module = blocks()
+        ema = yopo.EMA(net, 0.5)
+        spread(net), spread(ema.model)
+        found[name] = trained(net, ema, x, y, gathered=name != "trained")
+    found["handed"] = handed(spread(blocks()), x, y, gathered=True)
     found["broken"] = broken(x, y)
     found["stopped"] = stopped(both[0])
     mesh = init_device_mesh("cpu", (2,))
@@ -400,6 +424,13 @@ def test_adamw_clipping_and_an_average(found: list[dict[str, Any]]) -> None:
     want = trained(net, yopo.EMA(net, 0.5), *data())
     for each in found:
         assert_close(each["trained"], want)
+        assert_close(each["trained gathered"], want)  # clipped and zeroed inside the block, too
+
+
+def test_a_loss_hands_out_gradients_inside_gathered(found: list[dict[str, Any]]) -> None:
+    want = handed(blocks(), *data())
+    for each in found:
+        assert_close(each["handed"], want)
 
 
 def test_after_an_error_gradients_are_as_they_were(found: list[dict[str, Any]]) -> None:
@@ -487,11 +518,13 @@ def test_bf16_by_fsdps_own_policy(found: list[dict[str, Any]]) -> None:
 
 def test_what_does_not_work_is_refused(found: list[dict[str, Any]]) -> None:
     for each in found:
-        average, pmp, exchange, engine = each["refused"]
+        average, pmp, exchange, engine, loss, free = each["refused"]
         assert "make the EMA before it, and give its .model to fully_shard" in average
         assert "give it a network that each process has whole" in pmp
         assert "leave exchange_gradients out" in exchange
         assert "plain steps: the network's weights are spread over processes" in engine
+        assert "accumulate with method.backward(x, y), or leave the exchange on" in loss
+        assert "each process would train a network of its own" in free
 
 
 # ------------------------------------------------------------ on a GPU

@@ -13,7 +13,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+)
 
 from tests.data.test_loader import CPU, assert_equal
 from tests.tiny import as_one_of, in_two
@@ -21,6 +28,7 @@ from yopo.data import Batches, Feed
 from yopo.data.batches import Opened
 
 SEVEN: Any = 7
+IMAGES = torch.zeros(4, 1, 2, 2)
 
 
 def feed(**over: Any) -> Feed:
@@ -138,6 +146,26 @@ def test_samplers_hear_of_the_epoch_and_processes_share_the_images() -> None:
         Batches(DataLoader(Noisy(), 2))(feed(world=2))
 
 
+INSIDE: dict[str, Callable[[Any], Any]] = {
+    "told": lambda data: DistributedSampler(data, 1, 0),
+    "seeded": lambda data: RandomSampler(data, generator=torch.Generator()),
+}
+
+
+@pytest.mark.parametrize("around", [lambda loader: loader, Wrapped])
+@pytest.mark.parametrize("kind", INSIDE)
+def test_a_sampler_inside_a_batch_sampler_hears_of_the_epoch(kind: str, around: Any) -> None:
+    def made() -> Opened:
+        data = Noisy(16)
+        batches = BatchSampler(INSIDE[kind](data), 4, drop_last=True)
+        return Batches(around(DataLoader(data, batch_sampler=batches)), images=16)(feed())
+
+    one = made()
+    first, second = list(one.epoch(0)), list(one.epoch(1))
+    assert_differ(first, second)
+    assert_equal(list(made().epoch(1)), second)
+
+
 class Endless(IterableDataset[Any]):
     """Without length; 10 images in a pass, and a state of its own."""
 
@@ -176,11 +204,24 @@ def test_a_loader_without_length_needs_images_and_begins_again_when_it_ends() ->
             lambda: next(Batches([(torch.zeros(4, 2), torch.zeros(4))])(feed()).epoch(0)),
             r"shapes \(4, 2\) and \(4,\); pair= makes",
         ),
+        (
+            lambda: next(Batches([(IMAGES, torch.arange(4) / 2)])(feed()).epoch(0)),
+            "expected a whole number, .* as labels of 4 images, got parts of one",
+        ),
+        (
+            lambda: next(Batches([(IMAGES, ["cat"] * 4)])(feed()).epoch(0)),
+            "expected a whole number, .* as labels of 4 images, got .'cat'",
+        ),
     ],
 )
 def test_what_is_no_loader_of_such_batches_is_refused(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_labels_may_be_a_column() -> None:
+    made = Batches([(IMAGES, torch.arange(4.0)[:, None])])(feed())
+    assert next(made.epoch(0))[1].tolist() == [0, 1, 2, 3]
 
 
 class Stateful:

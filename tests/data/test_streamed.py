@@ -195,6 +195,41 @@ def test_what_is_no_picture_is_refused_in_a_sentence(item: object, words: str) -
             )
 
 
+class Labelled(Bad):
+    """What its items say is another thing than its `targets`."""
+
+    def __init__(self, label: object, targets: object = None) -> None:
+        super().__init__((torch.zeros(1, 2, 2), label))
+        self.targets = targets  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "label",
+    [3, 3.0, np.int64(3), np.array([3]), np.array([3], np.uint16), torch.tensor(3), [3]],
+)
+def test_a_label_is_one_whole_number_whatever_it_is_kept_in(label: Any) -> None:
+    rows = torch.arange(4)
+    assert Items(Labelled(label)).vary(rows, 0, 0)[1].tolist() == [3] * 4
+    columns: list[Any] = [[label] * 4]
+    columns += [np.stack([label] * 4)] if isinstance(label, np.ndarray) else []
+    for column in columns[-1:]:
+        assert Items(Labelled(7, column)).labels.tolist() == [3] * 4
+        assert Items(Labelled(7), labels=column).labels.tolist() == [3] * 4
+
+
+@pytest.mark.parametrize(
+    "label", [0.5, torch.tensor(2.5), float("nan"), "cat", None, np.eye(3)[1], torch.eye(3)[1]]
+)
+def test_what_is_no_whole_number_is_refused_as_a_label(label: Any) -> None:
+    words = "expected a whole number, that of a class"
+    with pytest.raises(ValueError, match=words):
+        Items(Labelled(label)).vary(torch.arange(4), 0, 0)
+    column = np.stack([label] * 4) if isinstance(label, np.ndarray) else [label] * 4
+    with pytest.raises(ValueError, match=words):
+        _ = Items(Labelled(1), labels=column).labels  # type: ignore[arg-type]
+    assert Items(Labelled(1, column)).labels.tolist() == [1] * 4  # which may be of another kind
+
+
 @dataclass
 class InMemoryShape:
     """Items whose shape is known without reading one."""

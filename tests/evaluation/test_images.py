@@ -117,6 +117,14 @@ def test_workers_read_what_is_read_without_them() -> None:
     assert results[0].about["images_sha256"] == results[1].about["images_sha256"]
 
 
+@pytest.mark.usefixtures("streamed")
+def test_a_loader_that_has_workers_is_not_read_by_others() -> None:
+    model, x, y = digits()
+    found = evaluate(model, loader(x, y, num_workers=1), Linf(EPS), "pgd-1", batch=30, workers=1)
+    want = evaluate(model, Kept(x, y), Linf(EPS), "pgd-1", batch=30)
+    assert torch.equal(found.correct["pgd-1"], want.correct["pgd-1"])
+
+
 class Unreadable(Kept):
     def read(self, rows: Tensor) -> Tensor:
         if 30 in rows.tolist():

@@ -337,6 +337,16 @@ def test_an_epoch_goes_on_in_batches_of_another_size(found: Path, tmp_path: Path
     stage(found / "uneven", "alone", None, WHOLE | {"batch": 21})
 
 
+@pytest.mark.parametrize(("every", "step"), [(1, 1), (4, 4), (8, 5)])
+def test_an_epoch_does_not_go_on_inside_a_step(every: int, step: int, tmp_path: Path) -> None:
+    """Which would be the mean of fewer batches than it is divided by; one has 5 batches of 20."""
+    trainer = tiny_trainer(tmp_path, {"optimizer": {"accumulate": every}})
+    p = trainer.progress
+    p.step = 4
+    trainer.keeper._in_steps_of(5, p)
+    assert p.step == step
+
+
 def test_what_cannot_be_shared_out_begins_anew(found: Path, tmp_path: Path) -> None:
     """Free's perturbation of 20 images, among three processes."""
     snapshot = tiny_trainer(tmp_path, WHOLE).learner.snapshot

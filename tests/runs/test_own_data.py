@@ -17,6 +17,7 @@ from tests.tiny import BASE, Silent, as_one_of, in_two, tiny_data, weights
 from yopo.data import Batches, Feed, InMemory, Items, Sources
 from yopo.runs import api
 from yopo.runs.build import build_data
+from yopo.runs.images import Images
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.own import check_fits
 from yopo.runs.progress import StopRequested
@@ -67,6 +68,46 @@ def test_a_torch_data_set_trains_as_its_arrays_do(workers: int, tmp_path: Path) 
     lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("arrays", "items")]
     robust = [[json.loads(line)["robust"] for line in text.splitlines()] for text in lines]
     assert robust[0] == robust[1]
+
+
+def test_another_number_of_images_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would hold out images that were trained on; a run of before has no numbers."""
+
+    def made(out: str, many: int = 120) -> Trainer:
+        data = tiny_data(many)
+        images = Items(TensorDataset(data.x_train, data.y_train))
+        return Trainer(config(), sources(images), tmp_path / out, Silent(), CPU)
+
+    made("new").keeper.save()
+    assert made("new").resume()
+    with pytest.raises(ValueError, match=r"another configuration \(training images\)"):
+        made("new", 124).resume()
+    with monkeypatch.context() as before:
+        before.setattr(Images, "identity", property(lambda own: {"training data": own.digest}))
+        made("old").keeper.save()
+    assert made("old").resume()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda x, y: (x, y + 2), "labels from 0 to 3"),
+        (lambda x, y: (x, y[:, None].expand(-1, 4)), "expected a whole number"),
+        (lambda x, y: (x / 128 - 1, y), r"images in \[0, 1\]"),
+    ],
+)
+def test_a_test_set_that_cannot_be_used_is_refused_before_training(
+    change: Any, words: str, tmp_path: Path
+) -> None:
+    data = tiny_data()
+    x, y = change(data.x_test.flip(0), data.y_test.flip(0))
+    test = Items(TensorDataset(x, y))
+    images = Sources(train=Items(dataset()), test=test, names=data.names, identity="four")
+    with pytest.raises(ValueError, match=words):
+        trained(tmp_path / "run", images)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 class Stops(Silent):

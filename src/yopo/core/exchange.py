@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from yopo.core.digest import values_digest
-from yopo.core.parallel import in_group, is_several, is_shard, is_spread, parallel, surrounding
+from yopo.core.parallel import (
+    fsdp_parameters,
+    in_group,
+    is_several,
+    is_shard,
+    is_spread,
+    parallel,
+    surrounding,
+)
 from yopo.core.undo import Undo
 
 OURS = f"{Path(__file__).parents[1]}{os.sep}"
@@ -44,8 +52,9 @@ def exchange_gradients(optimizer: Optimizer) -> Callable[[], None]:
         raise ValueError("LBFGS tries as many steps as the loss of each process asks for; use SGD")
     if any(is_shard(p) for p in _parameters(optimizer)):
         raise ValueError(
-            "the optimizer's parameters are DTensors, whose gradients are exchanged in backward(); "
-            "leave exchange_gradients out"
+            "the optimizer's parameters are DTensors, whose gradients are exchanged in backward() "
+            "or not at all; leave exchange_gradients out, and give replicas of a tensor-parallel "
+            "network to fully_shard"
         )
     if optimizer not in _exchanging:
         optimizer.register_step_pre_hook(_before_step)
@@ -110,11 +119,15 @@ def watch(model: nn.Module, *, handed: bool = False) -> None:
     if alone := _left_alone(model, trained):
         which = "this model" if alone == len(trained) else f"{alone} of this model's parameters"
         also = "" if alone == len(trained) else ", for each optimizer, or freeze what none trains"
+        cure = f"call yopo.exchange_gradients(optimizer) once before the loop{also}, or give the "
+        cure += "method the model inside DistributedDataParallel"
+        if is_spread(model):
+            cure = "give the whole network to fully_shard, on a mesh with tensor parallelism over "
+            cure += "the dimension along which the data differ"
         warnings.warn(
             f"there are {dist.get_world_size()} processes, and nothing averages the gradients of "
-            f"{which} over them, so each trains a network of its own; call "
-            f"yopo.exchange_gradients(optimizer) once before the loop{also}, or give the method the"
-            " model inside DistributedDataParallel. If your loop averages them itself, all is well",
+            f"{which} over them, so each trains a network of its own; {cure}. If your loop "
+            "averages them itself, all is well",
             stacklevel=_callers_level(),
         )
 
@@ -214,10 +227,13 @@ def _left_alone(model: nn.Module, trained: list[nn.Parameter]) -> int:
     old = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
     if old and any(isinstance(m, old.FullyShardedDataParallel) for m in model.modules()):
         return 0
-    if parallel(model) or is_spread(model):
-        return 0
     exchanged = {id(p) for optimizer in _exchanging for p in _parameters(optimizer)}
-    return sum(id(p) not in exchanged for p in trained)
+    exchanged |= {id(p) for wrapped in parallel(model) for p in wrapped.parameters()}
+    exchanged |= {id(p) for p in fsdp_parameters(model)}
+    rest = [p for p in trained if id(p) not in exchanged]
+    # Processes that tensor parallelism brings together see the same data; a DTensor says which.
+    meshes = (p.device_mesh for p in rest if is_shard(p))  # type: ignore[attr-defined]
+    return 0 if any(m.size() == dist.get_world_size() for m in meshes) else len(rest)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

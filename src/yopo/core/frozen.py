@@ -36,8 +36,8 @@ class Frozen:
     stand in the parameters' places, too, because torch before 2.13 does not see that a flag
     changed, and would give the next pass, for the weights, code without their gradients. Parameters
     that are spread over processes keep their flag: FSDP2 takes it over when it first gathers. Not
-    through DistributedDataParallel around the model, which has nothing to exchange and would count
-    the pass as a step; nothing inside the model exchanges anything.
+    through DistributedDataParallel, around the model or inside, which has nothing to exchange and
+    would count the pass as a step.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -88,7 +88,8 @@ class Frozen:
         views = _views(self.modules) if self._compiled else nullcontext()
         frozen, alone = _no_gradients(self._parameters), self._exchanges.off()
         free = Undo(self._exchanges.free)
-        with uncached(), alone, frozen, views, _exchanged(self.modules, copies), free:
+        past = self._exchanges.gone_round()
+        with uncached(), alone, past, frozen, views, _exchanged(self.modules, copies), free:
             return work(self._model)
 
 

@@ -1,7 +1,7 @@
 """A loss that hands out gradients found before it was made, to whoever calls its backward()."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
-from yopo.core.parallel import Gradients, fsdp, part, surrounding
-from yopo.core.undo import Undo, forward_replaced
+from yopo.core.parallel import Exchanges, Gradients, fsdp, part, surrounding
+from yopo.core.undo import Undo
 
 
 @dataclass(slots=True)
@@ -46,7 +46,15 @@ def put_aside(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Aside]
             "DistributedDataParallel with static_graph=True counts the gradients of the method's "
             "own passes, and would then exchange too little; leave static_graph out"
         )
-    kept = Gradients(model).kept_unless_done() if fsdp(modules) else nullcontext()
+    exchanges, spread = Exchanges(modules), fsdp(modules)
+    if spread and exchanges.are_off:
+        raise ValueError(
+            "without an exchange FSDP2 keeps gradients to itself, and method(x, y) has none to hand"
+            " out; accumulate with method.backward(x, y), or leave the exchange on: "
+            "model.set_requires_gradient_sync(True)"
+        )
+    exchanges.spread()  # a forward pass, or gathered(), may have left whole weights
+    kept = Gradients(model).kept_unless_done() if spread else nullcontext()
     asking = [p for p in parameters if p.requires_grad and p.is_leaf]
     before = [p.grad for p in asking]
     own = [(hooks, dict(hooks)) for p in asking for hooks in _hooks(p) if hooks]
@@ -57,9 +65,7 @@ def put_aside(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Aside]
         for hooks, theirs in own:
             hooks.update(theirs)
 
-    with ExitStack() as round_them, Undo(put_back), kept:
-        for each in aside.wrappers:
-            round_them.enter_context(_gone_round(each))
+    with exchanges.gone_round(), Undo(put_back), kept:
         for hooks, _ in own:
             hooks.clear()
         for p in asking:
@@ -109,13 +115,6 @@ def multiply(grads: list[Tensor], scale: Tensor) -> None:
         there.setdefault(g.device, []).append(g)
     for device, those in there.items():
         torch._foreach_mul_(those, part(scale).to(device))
-
-
-@contextmanager
-def _gone_round(wrapper: DistributedDataParallel) -> Iterator[None]:
-    """Passes in the block run in the module that it wraps, so that it counts no step for them."""
-    with forward_replaced(wrapper, lambda *args, **kwargs: wrapper.module(*args, **kwargs)):
-        yield
 
 
 def _announced(wrapper: DistributedDataParallel, loss: Tensor) -> Tensor:

@@ -7,18 +7,19 @@ that Lightning Fabric wrapped know its own backward passes; ours are let through
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from yopo.core.undo import Undo
+from yopo.core.undo import Undo, forward_replaced
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -114,6 +115,15 @@ def unexchanged(model: nn.Module, enabled: bool = True) -> Iterator[None]:
         yield
 
 
+def check_exchanging(model: nn.Module, why: str) -> None:
+    """Refuse a model that was told not to exchange its gradients, for this reason."""
+    if Exchanges(model.modules()).are_off:
+        raise ValueError(
+            f"{why}, and without an exchange each process would train a network of its own; leave "
+            "no_sync() and set_requires_gradient_sync(False) out"
+        )
+
+
 class Exchanges:
     """What exchanges gradients, or gathers weights, among these modules."""
 
@@ -121,6 +131,23 @@ class Exchanges:
         modules = list(modules) if in_group() else []
         self._wrapped = [m for m in modules if isinstance(m, DistributedDataParallel)]
         self._groups = [group for m in fsdp(modules) for group in _groups(m)]
+
+    @property
+    def are_off(self) -> bool:
+        """Whether a weight pass would now keep its gradients to itself, as under no_sync()."""
+        groups = (group.reduce_grads and group.all_reduce_grads for group in self._groups)
+        return not all((*groups, *(m.require_backward_grad_sync for m in self._wrapped)))
+
+    @contextmanager
+    def gone_round(self) -> Iterator[None]:
+        """Passes in the block run in what DistributedDataParallel wraps: it counts no step for them
+
+        and sends nothing, so that a process may make them alone.
+        """
+        with ExitStack() as round_them:
+            for wrapper in self._wrapped:
+                round_them.enter_context(_gone_round(wrapper))
+            yield
 
     @contextmanager
     def off(self, enabled: bool = True) -> Iterator[None]:
@@ -143,11 +170,22 @@ class Exchanges:
                 group.reduce_grads = group.all_reduce_grads = False
             yield
 
+    def spread(self) -> None:
+        """Let parameters be this process's parts: gradients are of those, once exchanged."""
+        for group in self._groups:
+            group.reshard()
+
     def free(self) -> None:
         """Free whole weights that a pass left, as FSDP2's root keeps its own after a forward."""
         for group in self._groups:
             if group.reshard_after_backward:
                 group.reshard()
+
+
+@contextmanager
+def _gone_round(wrapper: DistributedDataParallel) -> Iterator[None]:
+    with forward_replaced(wrapper, lambda *args, **kwargs: wrapper.module(*args, **kwargs)):
+        yield
 
 
 # ---------------------------------------------------------------- weights
@@ -162,8 +200,10 @@ def gathered(model: nn.Module) -> Iterator[None]:
         optimizer.step()
 
     They are gathered once, not in every pass, at the price of memory for all of them. All
-    processes enter together; then each may make as many attack passes as it likes. After a step of
-    the optimizer in the block the next pass gathers anew. Other models stay as they are.
+    processes enter together; then each may make as many attack passes as it likes. Once gradients
+    were exchanged, or the optimizer made a step, weights are spread again, so that clipping and
+    zero_grad() find what they look for, and the next pass gathers anew. Other models stay as they
+    are.
     """
     modules = fsdp(model.modules())
     if not modules:
@@ -173,24 +213,30 @@ def gathered(model: nn.Module) -> Iterator[None]:
         root._get_fsdp_state()._lazy_init()  # decides what the root does after a forward pass
     mine = [group for module in modules for group in _groups(module)]
     before = [(group, group.post_forward_mesh_info, group.reshard_after_backward) for group in mine]
-    parts = {id(p.sharded_param) for group in mine for p in group.fsdp_params}
+    parts = {id(p.sharded_param): p.sharded_param for group in mine for p in group.fsdp_params}
+    spread = Exchanges(modules).spread
 
-    def forget(optimizer: Optimizer, *_: object) -> None:
+    def stepped(optimizer: Optimizer, *_: object) -> None:
         if any(id(p) in parts for group in optimizer.param_groups for p in group["params"]):
-            for group in mine:
-                group.reshard()
+            spread()
 
-    stepped: list[RemovableHandle] = []
+    def reduced(_: Tensor) -> None:
+        Variable._execution_engine.queue_callback(spread)  # the pass may come by here again
+
+    hooks: list[RemovableHandle] = []
 
     def put_back() -> None:
-        for handle in stepped:
+        for handle in hooks:
             handle.remove()
         for group, forward, backward in before:
             group.post_forward_mesh_info, group.reshard_after_backward = forward, backward
         Exchanges(modules).free()
 
     with Undo(put_back):
-        stepped.append(register_optimizer_step_post_hook(forget))
+        hooks.append(register_optimizer_step_post_hook(stepped))
+        for p in parts.values():
+            if p.requires_grad:
+                hooks.append(p.register_post_accumulate_grad_hook(reduced))
         for group in mine:
             group.post_forward_mesh_info, group.reshard_after_backward = None, False
         for waiting in [module.unshard(async_op=True) for module in modules]:
@@ -240,10 +286,9 @@ class Gradients:
 
     def __init__(self, model: nn.Module) -> None:
         self._roots = _roots(fsdp(model.modules()))
-        self._shards = [
-            p for m in fsdp(model.modules()) for group in _groups(m) for p in group.fsdp_params
-        ]
-        holders = {id(p): p for p in (*model.parameters(), *self._holders())}
+        self._shards = _shards(model)
+        holders = {id(p): p for p in (*model.parameters(), *fsdp_parameters(model))}
+        self._model = model
         self._grads = [(p, _copy(p.grad)) for p in holders.values()]
         self._left = [(p, _copy(p.unsharded_accumulated_grad)) for p in self._shards]
 
@@ -252,7 +297,7 @@ class Gradients:
         for root in self._roots:
             if hasattr(root, "reset_iter_state"):  # torch 2.11 and later
                 root.reset_iter_state()
-        for p in self._holders():
+        for p in fsdp_parameters(self._model):
             p.grad = None
         for p, grad in self._grads:
             p.grad = grad
@@ -267,10 +312,15 @@ class Gradients:
             yield
             done = True
 
-    def _holders(self) -> list[Tensor]:
-        """FSDP2's two forms of each parameter; the whole one is there after the first pass."""
-        both = ((p.sharded_param, getattr(p, "_unsharded_param", None)) for p in self._shards)
-        return [p for pair in both for p in pair if p is not None]
+
+def fsdp_parameters(model: nn.Module) -> list[Tensor]:
+    """FSDP2's two forms of each of its parameters; the whole one is there after the first pass."""
+    both = ((p.sharded_param, getattr(p, "_unsharded_param", None)) for p in _shards(model))
+    return [p for pair in both for p in pair if p is not None]
+
+
+def _shards(model: nn.Module) -> list[Any]:
+    return [p for m in fsdp(model.modules()) for group in _groups(m) for p in group.fsdp_params]
 
 
 def _copy(t: Tensor | None) -> Tensor | None:

@@ -13,7 +13,7 @@ from yopo.core.crew import gathered
 from yopo.core.digest import values_digest
 from yopo.core.plain import restored, told
 from yopo.core.random import mix
-from yopo.data.items import pair_of, seed_host, streams_left_alone
+from yopo.data.items import class_numbers, pair_of, seed_host, streams_left_alone
 from yopo.data.source import Feed
 from yopo.data.streamed import Deaf
 
@@ -75,8 +75,8 @@ class Opened:
         feed: Feed,
     ) -> None:
         self.loader, self.pair, self.feed = loader, pair, feed
-        parts = (loader, *_stages(loader))
-        self._torchs = [part for part in parts if isinstance(part, DataLoader)]
+        self._parts = list(_parts(loader, {}))
+        self._torchs = [part for part in self._parts if isinstance(part, DataLoader)]
         for part in self._torchs:
             part.worker_init_fn = Deaf(part.worker_init_fn)
         self._looked = feed.world == 1  # whether the processes' images were compared
@@ -151,7 +151,7 @@ class Opened:
             self._at = epoch, step + 1
             x = x.to(self.feed.device, non_blocking=True)
             x = x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
-            yield x, y.to(self.feed.device, torch.int64, non_blocking=True)
+            yield x, y.to(self.feed.device, non_blocking=True)
 
     def _drawn(self, epoch: int, first: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Full batches without end: a loader that ends before the epoch does begins again."""
@@ -168,7 +168,8 @@ class Opened:
                     batch = next(batches, None)
                 if batch is None:
                     break
-                x, y = (torch.as_tensor(part) for part in self.pair(batch))
+                images, labels = self.pair(batch)
+                x, y = torch.as_tensor(images), class_numbers(labels, len(labels))
                 if len(y) > self.feed.share or x.dim() != 4 or y.shape != x.shape[:1]:
                     raise ValueError(self._misfit(x, y))
                 if len(y) == self.feed.share:
@@ -188,15 +189,12 @@ class Opened:
 
     def _tell(self, epoch: int) -> None:
         """Say to all that shuffles which epoch it is."""
-        loader = self.loader
-        samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
-        parts = [loader, *samplers, *_stages(loader)]
-        for part in parts:
+        for part in self._parts:
             if callable(tell := getattr(part, "set_epoch", None)):
                 tell(epoch)
             elif type(part).__module__.startswith("webdataset.") and hasattr(part, "epoch"):
                 part.epoch = epoch - 1  # a stage that counts for itself
-        for part in parts:
+        for part in self._parts:
             if isinstance(stream := getattr(part, "generator", None), torch.Generator):
                 stream.manual_seed(mix(self.feed.seed, epoch, "generator"))
 
@@ -272,13 +270,14 @@ class Opened:
         )
 
 
-def _stages(part: Any) -> Iterator[Any]:  # noqa: ANN401
-    """Data sets inside a loader, and the stages that webdataset makes them of."""
-    inside = [getattr(part, "dataset", None), *(getattr(part, "pipeline", None) or ())]
-    for stage in inside:
-        if stage is not None and stage is not part:
-            yield stage
-            yield from _stages(stage)
+def _parts(part: Any, seen: dict[int, Any]) -> Iterator[Any]:  # noqa: ANN401
+    """A loader, and once each the samplers, data sets and webdataset's stages inside it."""
+    seen[id(part)] = part
+    yield part
+    named = (getattr(part, name, None) for name in ("batch_sampler", "sampler", "dataset"))
+    for inside in (*named, *(getattr(part, "pipeline", None) or ())):
+        if inside is not None and id(inside) not in seen:
+            yield from _parts(inside, seen)
 
 
 def _equal(digests: Sequence[object]) -> tuple[int, int] | None:

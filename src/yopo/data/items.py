@@ -75,8 +75,15 @@ class Items:
 
     @cached_property
     def _known(self) -> Tensor | None:
-        said = next((v for v in self._said() if v is not None and len(v) == len(self)), None)
-        return None if said is None else torch.as_tensor(said).to(torch.int64)
+        for said in self._said():
+            if said is None or len(said) != len(self):
+                continue
+            try:
+                return class_numbers(said, len(self))
+            except ValueError:
+                if said is self._labels:
+                    raise  # what the data set has of that name may be something else
+        return None
 
     def _said(self) -> Iterator[Any]:
         """What may be the labels, where the data set or its owner says them."""
@@ -122,7 +129,7 @@ class Items:
                 seed_host(mix(seed, row))
                 image, label = self._pair(self.dataset[row])
                 images.append(tensor_of(image))
-                labels.append(int(label))
+                labels.append(int(class_numbers(label, 1)))
         shapes = {(tuple(image.shape), image.dtype) for image in images}
         if len(shapes) > 1:
             several = " and ".join(sorted(f"{shape} of {kind}" for shape, kind in shapes)[:2])
@@ -143,6 +150,23 @@ def pair_of(item: Any) -> tuple[Any, Any]:  # noqa: ANN401
     raise ValueError(
         f"expected items (image, label) or {{'image': ..., 'label': ...}}, got {shown}; give "
         "pair=, a function that makes (image, label) of an item"
+    )
+
+
+def class_numbers(labels: Any, many: int) -> Tensor:  # noqa: ANN401  # (N,) int64
+    """Labels of so many images, one whole number each, whatever they are kept in."""
+    try:
+        y = torch.as_tensor(labels).reshape(many)
+        whole = y.to(torch.int64)
+        if not y.is_floating_point() or bool((whole == y).all()):
+            return whole
+        shown = "parts of one"
+    except (TypeError, ValueError, RuntimeError):
+        shown = str(tuple(labels.shape)) if hasattr(labels, "shape") else repr(labels)[:40]
+    of = "an image's label" if many == 1 else f"labels of {many} images"
+    raise ValueError(
+        f"expected a whole number, that of a class, as {of}, got {shown}; pair= makes (image, "
+        "label) of an item"
     )
 
 

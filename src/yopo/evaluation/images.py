@@ -42,6 +42,8 @@ class Data:
     @classmethod
     def of(cls, net: Network, pictures: "Pictures", workers: int = 0) -> "Data":
         """For that network."""
+        if isinstance(pictures, Repeated):  # a loader, which may have workers, and they none
+            workers = 0
         return cls(pictures, pictures.labels, net.device, net.dtype, workers)
 
     def __len__(self) -> int:

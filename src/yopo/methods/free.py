@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from yopo.core.checks import check_at_least, check_optimizer, check_step
 from yopo.core.losses import Loss
+from yopo.core.parallel import check_exchanging
 from yopo.core.propagation import FULL, propagate
 from yopo.core.threat import Threat
 from yopo.methods.base import AdversarialMethod, Step, carried_over
@@ -41,6 +42,7 @@ class Free(AdversarialMethod):
         self.eta: Tensor | None = None  # carried over, (B, ...)
 
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
+        check_exchanging(self.model, "Free steps its optimizer inside a batch")
         objective = self._objective(y)
         eta = self.threat.project(carried_over(self.eta, x) if eta is None else eta, x)
         for replay in range(self.m):

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from yopo.core.checks import check_targets
 from yopo.core.digest import raw, values_digest
 from yopo.core.random import mix
 from yopo.data.batches import Batches
@@ -28,6 +29,7 @@ from yopo.data.source import (
 from yopo.data.sources import Arrays
 from yopo.data.streamed import Streamed
 from yopo.runs.measure import commonest
+from yopo.runs.overlay import Tree
 from yopo.runs.sections import DataConfig, ModelConfig
 from yopo.runs.settings import Config
 
@@ -48,6 +50,26 @@ class Images:
     classes: int
     digest: str  # SHA-256 of the whole training set, or of what tells it from another
     test_digest: Callable[[], str]
+
+    @property
+    def identity(self) -> Tree:
+        """What a resumed run must have, too: with other numbers it would hold other images out."""
+        return {
+            "training data": self.digest,
+            "training images": self.many,
+            "held-out images": len(self.held),
+        }
+
+    def checked(self) -> "Images":
+        """The same; what measuring would refuse after the last epoch is refused now, if cheap."""
+        given = [part for part in (self.held, self.test) if not isinstance(part, Rows)]
+        for pictures in given:  # Rows are of those to train on
+            pictures.read(torch.zeros(1, dtype=torch.long))
+            # Of all where they are in memory; else images may have to be decoded for theirs.
+            first = Rows(pictures, torch.zeros(1, dtype=torch.long))
+            y = first.labels if hasattr(pictures, "labels_of") else pictures.labels
+            check_targets(y, y, self.classes)
+        return self
 
     @cached_property
     def chance(self) -> float:

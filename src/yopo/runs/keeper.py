@@ -36,12 +36,12 @@ class Keeper:
         learner: Learner,
         files: RunFolder,
         progress: Progress,
-        data: str,
+        data: Tree,
         source: Source,
     ) -> None:
         self.config, self.learner, self.files, self.progress = config, learner, files, progress
         self.source = source  # of training batches; it may know where it is
-        self.identity: Tree = what_counts(config) | {"training data": data}
+        self.identity: Tree = what_counts(config) | data
         self.good: tuple[Tensors, dict[str, Any]] | None = None
         self.best: Tensors | None = None
         self.writing = Writing(learner)
@@ -155,7 +155,7 @@ class Keeper:
             return False
         values = newest.values
         if isinstance(values.get("config"), dict):
-            refuse_another(out, _filled(values["config"]), self.identity)
+            refuse_another(out, _filled(values["config"], self.identity), self.identity)
         mine = partial(learner.snapshot.own, rank=learner.rank, world=learner.world)
         try:
             p, sums, good = _restored(values)
@@ -240,8 +240,7 @@ class Keeper:
         batch, every, steps = self.learner.batch, self.config.optimizer.accumulate, p.step
         if batch == before or not steps:
             return
-        p.step = steps * before // batch
-        p.step = p.step // every * every or p.step or 1
+        p.step = min(steps * before // batch // every * every or every, len(self.source))
         p.loss_sum *= p.step / steps
         p.right *= p.step * batch / (steps * before)
         self.watch.say(
@@ -285,10 +284,12 @@ def _restored(values: dict[str, Any]) -> tuple[Progress, list[list[float]], dict
     return p, sums, good
 
 
-def _filled(identity: Tree) -> Tree:
-    """With the defaults of settings that an older version did not have."""
-    config = {key: value for key, value in identity.items() if key != "training data"}
+def _filled(identity: Tree, mine: Tree) -> Tree:
+    """With the defaults of settings, and with my numbers of images, where an older one has none."""
+    data = {key: value for key, value in mine.items() if key not in Config.model_fields}
+    config = {key: value for key, value in identity.items() if key not in data}
     try:
-        return what_counts(validate(config)) | {"training data": identity["training data"]}
+        data |= {key: identity[key] for key in data if key in identity or key == "training data"}
+        return what_counts(validate(config)) | data
     except (ValueError, KeyError):  # of another version
         return identity

@@ -77,7 +77,7 @@ class Trainer:
         )
         _check_same(len(self.loader))
         self.keeper = Keeper(
-            config, self.learner, self.files, self.progress, self.images.digest, self.loader
+            config, self.learner, self.files, self.progress, self.images.identity, self.loader
         )
         self.epoch_end = EpochEnd(
             config, self.learner, self.images, self.files, self.keeper, self._tell
@@ -102,7 +102,7 @@ class Trainer:
 
     def run(self) -> dict[str, Any]:
         """Train to the end; return what the test set showed."""
-        self.learner.try_sizes(self.images.held.shape)  # before anything is written, as the next
+        self.learner.try_sizes(self.images.checked().held.shape)  # before any writing, as the next
         self._warm_up()
         p, world = self.progress, self.learner.world
         self.keeper.begin()
