@@ -234,6 +234,7 @@ def at_random(seed: int, folder: Path) -> Iterator[Found]:
             scenarios[key] = scenario = of_two(*key[:3], data)
             if by_torchrun:  # of another interpreter, where nobody provokes a collapse
                 scenario.tree["epochs"], scenario.collapses = LONG, False
+                scenario.tree["guard"] = {"action": "ignore"}  # nor does one come by itself
             expect(scenario, folder / f"whole-{len(scenarios)}")
         scenario = scenarios[key]
         kill = kill_one_of_torchrun if by_torchrun else kill_one

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ def test_a_step_is_what_it_was() -> None:
     record = json.loads((RECORDS / "after.json").read_text())
     if (torch.__version__, platform.machine()) != (record["torch"], record["machine"]):
         pytest.skip("another version of torch makes other kernels than those of the record")
+    if not torch.cpu._is_avx2_supported() or os.environ.get("ONEDNN_MAX_CPU_ISA") == "SSE41":
+        pytest.skip("without AVX2 torch's own convolutions lay gradients out anew")
     build, shape, methods = NETWORKS["smallcnn"]
     was = record["steps"]["smallcnn, float32, one stream: yopo last"]
     torch.manual_seed(0)
