@@ -45,15 +45,16 @@ class Frozen:
             model = model.module
         self._model = model
         spread = is_spread(model)
-        self._parameters = [] if spread else list(model.parameters())
+        self.modules = list(model.modules())
+        slots = (p for m in self.modules if not spread for p in m._parameters.values())
+        self._parameters = list({id(p): p for p in slots if p is not None}.values())
         if any(p.is_inference() for p in self._parameters):
             raise ValueError(
                 "the network was made under torch.inference_mode(), so nothing can be "
                 "differentiated through it; make it, or load it, outside"
             )
-        self.modules = list(model.modules())
         self._exchanges = Exchanges(self.modules)
-        self._compiled = has_compiled_parts(model) and not spread
+        self._compiled = any(map(_is_compiled, self.modules)) and not spread
         moved = _moved(self.modules)
         self._moves = [any(id(b) in moved for b in m._buffers.values()) for m in self.modules]
         self._copies = _copies(self.modules)
