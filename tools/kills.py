@@ -23,9 +23,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -484,7 +486,7 @@ def words(record: dict[str, Any]) -> str:
     rows = [f"| {place} | {count} |" for place, count in record["by_place"].items()]
     methods = ", ".join(f"{name} {count}" for name, count in record["by_method"].items())
     kinds = "; ".join(f"{name}: {count}" for name, count in record["by_kind"].items())
-    return (
+    text = (
         f"# {record['kills']:,} kills\n\n"
         f"`{record['command']}`: {record['runs']} runs were killed with SIGKILL "
         f"{record['kills']:,} times, {record['inside_a_write']} of them inside a write, and "
@@ -497,6 +499,8 @@ def words(record: dict[str, Any]) -> str:
         f"{record['wall_seconds']} s in all. Each kill is a line of `kills.jsonl`.\n\n"
         "| where the process died | kills |\n|---|---|\n" + "\n".join(rows) + "\n"
     )
+    fill = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(map(fill, text.split("\n")))
 
 
 def _about(scenario: Scenario) -> dict[str, Any]:

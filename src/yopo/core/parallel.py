@@ -140,9 +140,9 @@ class Exchanges:
 
     @contextmanager
     def gone_round(self) -> Iterator[None]:
-        """Passes in the block run in what DistributedDataParallel wraps: it counts no step for them
+        """Passes in the block run in what DistributedDataParallel wraps, not in the wrapper.
 
-        and sends nothing, so that a process may make them alone.
+        It counts no step for them and sends nothing, so that a process may make them alone.
         """
         with ExitStack() as round_them:
             for wrapper in self._wrapped:
