@@ -527,6 +527,31 @@ def test_what_does_not_work_is_refused(found: list[dict[str, Any]]) -> None:
         assert "each process would train a network of its own" in free
 
 
+@pytest.mark.parametrize("name", [*METHODS, "free"])
+def test_under_autocast_no_pass_loses_its_gradient(name: str, group: None, float32: None) -> None:
+    """Casts of weights are kept from pass to pass, and FSDP2 would not wait for their gradients."""
+    x, y = data()
+    found = []
+    for net in (blocks(), spread(blocks())):
+        with torch.autocast("cpu", torch.bfloat16):
+            grads = replayed(net, x, y) if name == "free" else one_after_the_other(name, net, x, y)
+        found.append(grads)
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def one_after_the_other(name: str, net: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    """Two batches inside one block, whose weights differ."""
+    method, optimizer = METHODS[name](net), torch.optim.SGD(net.parameters(), 0.1)
+    method.backward(x, y, start(method, x))
+    first = gradients(net)
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.clear_autocast_cache()
+    method.backward(x, y, start(method, x))
+    return first + gradients(net)
+
+
 # ------------------------------------------------------------ on a GPU
 
 

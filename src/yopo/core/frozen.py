@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
-from yopo.core.parallel import Exchanges, Gradients, fsdp, is_spread, parallel
+from yopo.core.parallel import Exchanges, Gradients, fsdp, is_spread, may_be_spread, parallel
 from yopo.core.undo import Undo, surely
 
 Forward = Callable[[Tensor], Tensor]
@@ -243,10 +243,21 @@ def untouched(
 
 @contextmanager
 def uncached() -> Iterator[None]:
-    """Switch `parametrize.cached()` off in the block: passes here must not share their weights."""
-    enabled = parametrize._cache_enabled
-    with Undo(lambda: setattr(parametrize, "_cache_enabled", enabled)):
+    """Switch `parametrize.cached()` off in the block: passes here must not share their weights.
+
+    Nor autocast's casts of them, where FSDP2 may be in use: a cast that is kept from an earlier
+    pass hands its gradient on after FSDP2 has exchanged those of a later one, so it would be lost.
+    """
+    enabled, casts = parametrize._cache_enabled, torch.is_autocast_cache_enabled()
+
+    def put_back() -> None:
+        parametrize._cache_enabled = enabled
+        torch.set_autocast_cache_enabled(casts)
+
+    with Undo(put_back):
         parametrize._cache_enabled = 0
+        if may_be_spread():
+            torch.set_autocast_cache_enabled(False)
         yield
 
 

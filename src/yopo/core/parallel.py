@@ -46,8 +46,15 @@ def surrounding() -> DistributedDataParallel | None:
 
 def fsdp(modules: Iterable[nn.Module]) -> list[Any]:
     """Those that `fully_shard` was given."""
-    there = sys.modules.get("torch.distributed.fsdp")  # where it was never loaded, none is used
-    return [m for m in modules if isinstance(m, there.FSDPModule)] if there and in_group() else []
+    if not may_be_spread():
+        return []
+    there = sys.modules["torch.distributed.fsdp"]
+    return [m for m in modules if isinstance(m, there.FSDPModule)]
+
+
+def may_be_spread() -> bool:
+    """Whether FSDP2 may be in use: where it was never loaded, it is not."""
+    return in_group() and "torch.distributed.fsdp" in sys.modules
 
 
 def is_shard(t: Tensor) -> bool:
