@@ -458,7 +458,8 @@ def test_what_a_gpu_is_wanted_for_can_be_typed(
     """Every command of benchmarks/missing.sh and of the two scripts that it calls."""
     stub, heard = tmp_path / "bin" / "python3", tmp_path / "heard"
     stub.parent.mkdir()
-    stub.write_text(f"#!/bin/bash\n(printf '%s\\t' \"$@\"; echo) >>{heard}\n")
+    # In one piece: some run side by side.
+    stub.write_text(f"#!/bin/bash\nprintf '%s\\n' \"$(printf '%s\\t' \"$@\")\" >>{heard}\n")
     stub.chmod(0o755)
     (stub.parent / "nvidia-cuda-mps-control").symlink_to("/bin/true")  # starts nothing
     monkeypatch.setenv("PATH", f"{stub.parent}:{os.environ['PATH']}")
