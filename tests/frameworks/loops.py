@@ -151,9 +151,14 @@ def started(run: list[str], folder: Path = ROOT) -> subprocess.CompletedProcess[
     path = [str(ROOT), str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1"}
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env["PATH"]])
-    return subprocess.run(
-        run, env=env, cwd=folder, capture_output=True, text=True, timeout=PATIENCE
-    )
+    for _ in range(5):
+        done = subprocess.run(
+            run, env=env, cwd=folder, capture_output=True, text=True, timeout=PATIENCE
+        )
+        # Threads of gloo's may abort a program of several that is over (pytorch#190489).
+        if not (done.returncode and "terminate called without an active" in done.stderr):
+            break
+    return done
 
 
 # ---------------------------------------------------------------- processes
