@@ -82,11 +82,9 @@ def _unfinished(config: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -
     most = guard.get("most") if isinstance(guard, dict) else None
     back = sum(line.get("action") == "rollback" for line in lines)
     gone = last == "rollback" and isinstance(most, int) and back > most
-    return (
-        f"collapsed in epoch {done}"
-        if gone or last == "stop"
-        else (f"epoch {done} of {config['epochs']}")
-    )
+    if gone or last == "stop":
+        return f"collapsed in epoch {done}"
+    return f"epoch {done} of {config['epochs']}"
 
 
 def _age(seconds: float) -> str:
