@@ -298,7 +298,7 @@ REACHED = {
     "cifar10-wrn-pgd-10": Reached(3635, None, None, None, "reproduction/table3 PGD-10"),
     "cifar10-wrn-free-8": Reached(468, None, None, None, "reproduction/table3 Free-8"),
     "cifar10-wrn-yopo-3-5": Reached(722, None, None, None, "reproduction/table3 YOPO-3-5"),
-    "cifar10-wrn-yopo-5-3": Reached(1142, None, None, None, "reproduction/table3 YOPO-5-3"),
+    "cifar10-wrn-yopo-5-3": Reached(1076, 86.3, None, None, "reproduction/table3 YOPO-5-3"),
     "cifar10-trades-10": Reached(529, 87.4, 44.1, 42.9, "reproduction/table4 TRADES-10"),
     "cifar10-trades-yopo-3-4": Reached(
         279, 87.3, 43.7, None, "reproduction/table4 TRADES-YOPO-3-4"
