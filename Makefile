@@ -4,6 +4,9 @@ BIN := .venv/bin
 
 .PHONY: demo test frameworks check format bench docs dist clean
 
+# Where this is set, each of the processes that the tests start would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 DEMO := runs/demo/natural runs/demo/pgd-10 runs/demo/yopo-3-5
 
 demo: .venv/demo.stamp  ## train natural, PGD and YOPO on embedded digits, attack all three

@@ -22,9 +22,8 @@ from yopo.models.resnet50 import Bottleneck
 from yopo.paper.reproduction import TABLES, folder
 from yopo.report import curves
 from yopo.report.curves import PALETTE
-from yopo.report.groups import FREE, filled
 from yopo.report.headline import headline
-from yopo.report.records import read_runs
+from yopo.report.records import FREE, filled, read_runs
 from yopo.runs.api import method_configs
 from yopo.runs.folder import read_config, read_result
 from yopo.runs.overlay import Tree

@@ -1,9 +1,10 @@
 """Kill training runs at random moments, resume them, and compare all bits with the unkilled run.
 
 Every run goes through `yopo train --resume`'s own code, in a process forked from this one, on one
-thread. A third of the kills come from outside at a random time. The others the process does to
-itself, with SIGKILL, at the k-th of a kind of call: of what writes (half of a file is there then),
-or of a step, an evaluation, a rollback.
+thread; in half of the starts checkpoints are written beside the training, as those of large
+networks are. A third of the kills come from outside at a random time. The others the process does
+to itself, with SIGKILL, at the k-th of a kind of call: of what writes (half of a file is there
+then), or of a step, an evaluation, a rollback.
 
 examples:
   python -m tools.kills --kills 40 --out /tmp/kills
@@ -41,7 +42,7 @@ from yopo.cli.training import lost_others_are_named
 from yopo.core import seals, tensor_files
 from yopo.core.digest import tensors_digest
 from yopo.core.parallel import part
-from yopo.runs import state
+from yopo.runs import state, writing
 from yopo.runs.api import train_run
 from yopo.runs.epoch_end import EpochEnd
 from yopo.runs.folder import BEST, LAST
@@ -116,8 +117,10 @@ class Scenario:
         self.collapses = "collapse" in kind
         self.expected: dict[str, Any] = {}
 
-    def train(self, out: Path, pace: tuple[float, float] = (0, 0)) -> None:
-        """As `yopo train --resume`."""
+    def train(self, out: Path, pace: tuple[float, float] = (0, 0), beside: bool = False) -> None:
+        """As `yopo train --resume`. beside: checkpoints are written while training goes on."""
+        if beside:
+            writing.LARGE = 0
         saves = {"checkpoint": {"minutes": pace[0], "pause": pace[1]}}
         config = validate(overlay(self.tree, saves))
         if self.collapses:
@@ -185,7 +188,7 @@ def kill_and_resume(
     """One run, killed at most so many times, to its end; where each kill landed."""
     found: list[dict[str, Any]] = []
     while True:
-        pace = rng.choice(PACES)
+        pace, beside = rng.choice(PACES), rng.random() < 0.5
         how, count = "nothing", 0
         if len(found) < most:
             how = rng.choice(["write", "write", "write", "time", "time", "place"])
@@ -198,7 +201,7 @@ def kill_and_resume(
                 _die_at_write(count, cut, say, out)  # noqa: B023
             elif how == "place":
                 _die_at_place(place, count, say)  # noqa: B023
-            scenario.train(out, pace)  # noqa: B023
+            scenario.train(out, pace, beside)  # noqa: B023
 
         seconds = rng.uniform(0.05, 0.9) if how == "time" else None
         there = _half_written(out)
@@ -210,6 +213,7 @@ def kill_and_resume(
                 f"\n{scenario.method}, {scenario.kind}: ended with {status.code}: {status.words}"
             )
         about = _about(scenario) | {"how": how, "where": status.words or "at a random time"}
+        about["beside"] = beside
         if how == "time" and _half_written(out) - there:
             about["where"] = "at a random time, in a write"
         found.append(about)
@@ -459,6 +463,8 @@ def summary(
     return {
         "kills": len(kills),
         "inside_a_write": len(inside),
+        "beside": sum(k["beside"] for k in kills),
+        "inside_a_write_beside": sum(k["beside"] for k in inside),
         "runs": len(runs),
         "runs_that_differ": sum(bool(run["differences"]) for run in runs),
         "differences": [run for run in runs if run["differences"]],
@@ -493,6 +499,8 @@ def words(record: dict[str, Any]) -> str:
         f"resumed until they ended. {record['runs_that_differ']} of them differ from the run that "
         "nobody killed, in any bit of the best or last weights, of the state with the optimizer's, "
         "in a line of the metrics or in the result, apart from times.\n\n"
+        f"In {record['beside']} of the killed starts checkpoints were written while training went "
+        f"on; {record['inside_a_write_beside']} of these died inside a write.\n\n"
         f"By method: {methods}. By settings: {kinds}.\n\n"
         f"Commit {record['commit']}, Python {record['python']}, torch {record['torch']}, "
         f"{record['machine']}, one thread; {record['cpu_seconds_a_kill']} s of CPU time a kill, "

@@ -1,41 +1,24 @@
 """Which runs belong together: seeds of one setting, and those whose times may be compared."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from yopo.methods.registry import ENTRIES, Entry
 from yopo.report.records import Run
-from yopo.runs.settings import validate
-
-# Settings that say nothing about what is trained, and how fast.
-FREE = ("seed", "evaluate", "checkpoint", "diagnose", "notes")
 
 
 def seeds(runs: Sequence[Run]) -> list[list[Run]]:
     """Finished runs that differ in nothing but their seed, together; others by themselves."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        what = {k: v for k, v in filled(run.config).items() if k not in FREE}
-        key = json.dumps(what, sort_keys=True, default=str)
-        groups.setdefault(key if run.result else f"{key} {run.folder}", []).append(run)
+        key = run.trained_with if run.result else f"{run.trained_with} {run.folder}"
+        groups.setdefault(key, []).append(run)
     alike = []
     for group in groups.values():
         distinct = len({run.config.get("seed") for run in group}) == len(group)
         alike += [group] if distinct else [[run] for run in group]
     return alike
-
-
-def filled(config: dict[str, Any]) -> dict[str, Any]:
-    """With the settings that an older file leaves out."""
-    try:
-        tree = validate(config).tree()
-    except ValueError:  # of another version
-        return config
-    tree["data"]["resident"] = tree["data"]["resident"] is not False  # left open: as far as it fits
-    return tree
 
 
 def called(group: Sequence[Run], of: str = "") -> str:

@@ -1,8 +1,10 @@
 """What run folders say: settings, epochs, results, evaluations."""
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +28,21 @@ from yopo.runs.folder import (
     read_result,
     runs_in,
 )
+from yopo.runs.settings import validate
 
 TIMED = "The recipe's first epochs, for their time"  # how the notes of such a run begin
+# Settings that say nothing about what is trained, and how fast.
+FREE = ("seed", "evaluate", "checkpoint", "diagnose", "notes")
+
+
+def filled(config: dict[str, Any]) -> dict[str, Any]:
+    """With the settings that an older file leaves out."""
+    try:
+        tree = validate(config).tree()
+    except ValueError:  # of another version
+        return config
+    tree["data"]["resident"] = tree["data"]["resident"] is not False  # left open: as far as it fits
+    return tree
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +67,12 @@ class Run:
         """The name, with the method where the name does not say it."""
         same = self.name.lower().replace(" ", "-") == self.method.lower().replace(" ", "-")
         return self.method if same else f"{self.name} ({self.method})"
+
+    @cached_property
+    def trained_with(self) -> str:
+        """All settings that say what is trained, and how fast; the same of its other seeds."""
+        what = {k: v for k, v in filled(self.config).items() if k not in FREE}
+        return json.dumps(what, sort_keys=True, default=str)
 
     @property
     def points(self) -> list[dict[str, Any]]:
