@@ -20,6 +20,7 @@ from yopo.evaluation.result import wilson
 from yopo.methods.registry import ENTRIES
 from yopo.models.resnet50 import Bottleneck
 from yopo.paper.reproduction import TABLES, folder
+from yopo.paper.tables import paper_table
 from yopo.report import curves
 from yopo.report.curves import PALETTE
 from yopo.report.headline import headline
@@ -280,6 +281,23 @@ def test_what_the_results_say_beside_their_tables() -> None:
     assert f"more robust than YOPO-5-3, in {40 / 105:.2f} of its own time" in results
     few, full = (table[row]["time_ratio"] for row in ("YOPO-5-3 36 epochs", "YOPO-5-3"))
     assert f"in {few:.2f} (36 epochs, as in the released code) to {full:.2f} (40) of its" in results
+
+
+def test_what_is_said_of_the_wide_network() -> None:
+    """The one row of Table 3 that was trained in full; the others' times are extrapolated."""
+    rows = json.loads((ROOT / "records/reproduction/table3/table3.json").read_text())["rows"]
+    whole = [row for row, of in rows.items() if of and of["epochs"] == of["recipe_epochs"]]
+    assert whole == ["YOPO-5-3"]
+    yopo, theirs = rows["YOPO-5-3"], paper_table("table3")["YOPO-5-3"]
+    clean, pgd = (f"{100 * yopo['accuracy'][k]['mean']:.2f}" for k in ("clean", "pgd-20"))
+    minutes = f"{yopo['train_seconds'] / 60:.1f} minutes"
+    words = f"YOPO-5-3 reaches {clean} clean and {pgd} under PGD-20 in {minutes}; the paper has"
+    assert f"{words} {theirs['clean']:.2f} and {theirs['pgd-20']:.2f}" in said("docs/results.md")
+    page = said("docs/reproduction.md")
+    assert f"{clean} clean (the paper {theirs['clean']:.2f}) and {pgd} under PGD-20" in page
+    assert f"takes {yopo['time_ratio']:.2f} of PGD-10's time and YOPO-3-5 would take" in page
+    step = 1000 * yopo["epoch_seconds"] / 191
+    assert f"16, all 40 epochs: {step:.1f} / –" in said("records/speed.md")
 
 
 def test_the_verdicts() -> None:
