@@ -11,6 +11,7 @@ import pickle
 import warnings
 import zipfile
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from yopo.core.files import check_unpacked, open_plain, read_bytes
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
 Bytes = NDArray[np.uint8]
@@ -188,7 +190,7 @@ def decode(
 ) -> Bytes:
     """The same from an open file; (H, W) for the mode "L"."""
     try:
-        from PIL import Image
+        from PIL import Image, ImageOps
     except ImportError as error:
         raise ImportError("reading pictures needs pillow; run `pip install pillow`") from error
     with warnings.catch_warnings(action="ignore"), _opened(stream) as opened:
@@ -197,17 +199,10 @@ def decode(
         width, height = opened.size
         if width * height < 1:
             raise ValueError(f"it has {width}x{height} pixels, expected 1 to {PIXELS:,}")
-        of_16_bits = opened.mode == "I" and opened.format in ("PNG", "PPM")
-        if opened.mode.startswith("I;16") or of_16_bits:  # which convert() would clip
-            values = np.asarray(opened).astype(np.uint32)
-            values += 128
-            values //= 257
-            image = Image.fromarray(values.astype(np.uint8))
-        elif opened.mode in ("I", "F"):
-            raise ValueError("its pixels have no known range; save it with 8 or 16 bits")
-        else:
-            image = opened
-        image = image.convert(mode)
+        image = of_8_bits(opened, mode)
+        with suppress(Exception):  # what it says of how the camera was held may be damaged
+            ImageOps.exif_transpose(image, in_place=True)
+        width, height = image.size
     if cut is not None:
         sides = (size, size) if size is not None else image.size
         image = image.resize(sides, Image.Resampling.BILINEAR, box=cut(*image.size))
@@ -220,6 +215,23 @@ def decode(
         left, top = (width - size) // 2, (height - size) // 2
         image = image.crop((left, top, left + size, top + size))
     return np.asarray(image)
+
+
+def of_8_bits(opened: "Image", mode: str) -> "Image":
+    """One of pillow's pictures with 8 bits a colour; 16 are scaled, which convert() would clip."""
+    from PIL import Image
+
+    of_16_bits = opened.mode == "I" and getattr(opened, "format", None) in ("PNG", "PPM")
+    if opened.mode.startswith("I;16") or of_16_bits:
+        values = np.asarray(opened).astype(np.uint32)
+        values += 128
+        values //= 257
+        scaled = Image.fromarray(values.astype(np.uint8))
+        scaled.info = opened.info
+        return scaled.convert(mode)
+    if opened.mode in ("I", "F"):
+        raise ValueError("its pixels have no known range; save it with 8 or 16 bits")
+    return opened.convert(mode)
 
 
 def _draft(opened: "ImageFile", stream: BinaryIO, least: int) -> None:

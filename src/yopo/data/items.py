@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from yopo.core.random import mix
+from yopo.data.formats import of_8_bits
 
 
 class MapStyle(Protocol):
@@ -135,6 +136,12 @@ class Items:
             several = " and ".join(sorted(f"{shape} of {kind}" for shape, kind in shapes)[:2])
             raise ValueError(f"expected images of one shape and type, got {several}; resize them")
         y = torch.tensor(labels, dtype=torch.int64)
+        if self._known is not None and not torch.equal(self._known[rows], y):
+            at = int((self._known[rows] != y).nonzero()[0])
+            raise ValueError(
+                f"item {int(rows[at])} has the label {labels[at]}, where the data set's list of "
+                f"labels has {int(self._known[rows[at]])}; give labels= as the items have them"
+            )
         if seed == 0 and len(self._seen):
             self._seen[rows] = y
         return torch.stack(images), y
@@ -173,7 +180,7 @@ def class_numbers(labels: Any, many: int) -> Tensor:  # noqa: ANN401  # (N,) int
 def tensor_of(image: Any) -> Tensor:  # noqa: ANN401  # (C, H, W)
     """An image as a tensor."""
     if hasattr(image, "convert"):  # pillow's
-        image = np.asarray(image.convert("RGB"))
+        image = np.asarray(of_8_bits(image, "RGB"))
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3):
             raise ValueError(

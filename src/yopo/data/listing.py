@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from torch import Tensor
 from yopo.data.formats import PICTURES, REPAIR
 
 Chosen = NDArray[np.bool_]  # (N,) of pictures
+SECOND = ("test", "val", "valid", "validation")  # the first that is there is the test set
+SPLIT = re.compile("train|test|val", re.IGNORECASE)  # in the name of what is no class
 NAMED = 10  # broken pictures that are named
 LAYOUTS = (
     "folders CLASS, train/CLASS and test/CLASS, or train/CLASS and val/CLASS, with pictures in them"
@@ -86,30 +89,43 @@ def look_into(root: Path) -> Splits:
         raise FileNotFoundError(
             f"no folder {root.absolute()}; name one with --data.root, which has {LAYOUTS}"
         )
-    if not any(_is_split(root / name) for name in ("train", "test", "val")):
+    parts = {f.name.lower(): f for f in _folders(root)}
+    if not any(name in parts and _is_split(parts[name]) for name in ("train", *SECOND)):
         names = classes_in(root)
+        if all(SPLIT.search(name) and _is_split(root / name) for name in names):
+            raise ValueError(
+                f"expected classes in {root}, got the folders {', '.join(names)} with folders in "
+                "them; if these are images to train and to test on, call them train and test"
+            )
         return Splits(names, list_pictures(root, names), None)
-    second = next((root / s for s in ("test", "val") if (root / s).is_dir()), root / "test")
-    for folder in (root / "train", second):
+    seconds = [parts[name] for name in SECOND if name in parts]
+    first, second = parts.get("train", root / "train"), next(iter(seconds), root / "test")
+    for folder in (first, second):
         if not folder.is_dir():
             raise FileNotFoundError(
                 f"no folder {folder.absolute()}; expected in {root} (--data.root) {LAYOUTS}"
             )
-    names, others = classes_in(root / "train"), classes_in(second)
+    names, others = classes_in(first), classes_in(second)
     if only := set(names) ^ set(others):
         raise ValueError(
-            f"expected the same classes in {root / 'train'} and {second}, got only in one of them: "
+            f"expected the same classes in {first} and {second}, got only in one of them: "
             f"{', '.join(sorted(only))}"
         )
-    notes = []
-    if second.name == "test" and (root / "val").is_dir():
-        notes.append(
-            f"{root / 'val'} is not used: the test set is {second}, and weights are chosen by "
-            "images held out of train/ (--data.held_out)"
-        )
-    return Splits(
-        names, list_pictures(root / "train", names), list_pictures(second, names), tuple(notes)
-    )
+    notes = [
+        f"{folder} is not used: the test set is {second}, and weights are chosen by images held "
+        "out of train/ (--data.held_out)"
+        for folder in seconds[1:]
+    ]
+    return Splits(names, list_pictures(first, names), list_pictures(second, names), tuple(notes))
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    """Those that a person put there: none of a system's own."""
+    return (f for f in folder.iterdir() if f.is_dir() and not _is_hidden(f.name))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _is_split(folder: Path) -> bool:
@@ -119,7 +135,7 @@ def _is_split(folder: Path) -> bool:
 
 def classes_in(folder: Path) -> tuple[str, ...]:
     """The names of its folders, sorted; two classes are needed."""
-    names = sorted(f.name for f in folder.iterdir() if f.is_dir() and not f.name.startswith("."))
+    names = sorted(f.name for f in _folders(folder))
     if len(names) < 2:
         got = f"only {names[0]}" if names else "none"
         raise ValueError(
@@ -151,6 +167,8 @@ def _below(folder: Path, name: str) -> Iterator[tuple[str, int]]:
     folders = []
     with os.scandir(folder / name) as entries:
         for entry in entries:
+            if _is_hidden(entry.name):
+                continue
             if os.path.splitext(entry.name)[1].lower() in PICTURES:
                 yield name + os.sep + entry.name, _size(entry)
             if entry.is_dir(follow_symlinks=False):

@@ -114,6 +114,7 @@ class Data:
 
 def gather(data: "Labelled | tuple[Tensor, Tensor] | Pictures", samples: int | None) -> "Pictures":
     """The first `samples` images and their labels, or all."""
+    from yopo.data.items import streams_left_alone
     from yopo.data.source import InMemory, Rows, can_read
 
     if samples is not None:
@@ -129,15 +130,18 @@ def gather(data: "Labelled | tuple[Tensor, Tensor] | Pictures", samples: int | N
     ys: list[Tensor] = []
     keys: list[Tensor] = []
     size = 0
-    for x, y in _checked(batches, samples):
-        ys.append(y)
-        if keys:
-            keys.append(image_keys(x).cpu())
-            continue
-        xs.append(x)
-        size += x.numel() * x.element_size()
-        if again and size > HOLD and len(xs) > 1:
-            keys, xs = [image_keys(x).cpu() for x in xs], []
+    with (
+        streams_left_alone()
+    ):  # a loader draws a seed for each pass, also where nothing is shuffled
+        for x, y in _checked(batches, samples):
+            ys.append(y)
+            if keys:
+                keys.append(image_keys(x).cpu())
+                continue
+            xs.append(x)
+            size += x.numel() * x.element_size()
+            if again and size > HOLD and len(xs) > 1:
+                keys, xs = [image_keys(x).cpu() for x in xs], []
     rows = _first(samples, sum(map(len, ys)))
     y = torch.cat(ys)[rows]
     if keys:
@@ -213,9 +217,12 @@ class Repeated:
         self._next()
 
     def _next(self) -> None:
+        from yopo.data.items import streams_left_alone
+
         self._at += len(self._x)
         try:
-            self._x = next(self._pass)[0]
+            with streams_left_alone():
+                self._x = next(self._pass)[0]
         except StopIteration:
             raise ValueError(
                 f"expected {len(self):,} images in every pass, as there were in the first, got "

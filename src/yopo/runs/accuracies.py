@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from yopo.core import files
+from yopo.evaluation.card import attacked
 from yopo.runs.folder import (
     RESULT,
     WEIGHTS,
@@ -36,10 +37,15 @@ def evaluations(run: Path, saved: Saved) -> list[tuple[Path, dict[str, Any]]]:
 
 
 def accuracies(run: Path, saved: Saved) -> Accuracies | None:
-    """What the newest evaluation found; where there is none, what the run did at its end."""
-    for path, values in evaluations(run, saved):
+    """What the newest evaluation found; where there is none, what the run did at its end.
+
+    One with attacks goes before one without, which has no worst case.
+    """
+    found = evaluations(run, saved)
+    for path, values in sorted(found, key=lambda one: not attacked(one[1]["attacks"])):
         shares = {name: attack["accuracy"] for name, attack in values["attacks"].items()}
-        shares["worst"] = values["worst"]["accuracy"]
+        if attacked(values["attacks"]):
+            shares["worst"] = values["worst"]["accuracy"]
         return Accuracies(path.name, shares, values["about"]["images"], values)
     which = next((w for w, file in WEIGHTS.items() if file == saved.weights.name), "")
     if run.is_dir() and (run / RESULT).exists():

@@ -339,6 +339,8 @@ def evaluate_run(
         workers=(readers := workers(saved.config.data)),
         **how,
     )
+    if samples is None:
+        result = evaluating.doubted(result, run)
     if show is not None and crew.rank == 0:
         show(result)
     seen = closeup.Seen(model, pictures, arrays.names, threat, result, batch, readers, crew)

@@ -1,7 +1,7 @@
 """What `evaluate_run` is made of: which images, which ball, and what is written of the result."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from yopo.core.threat import L2, Linf
 from yopo.data.source import Pictures, Rows
 from yopo.evaluation.result import Result
 from yopo.evaluation.suite import check_norm
+from yopo.evaluation.warnings import Suspicion
 from yopo.runs.borrowed import borrow
 from yopo.runs.build import build_threat
 from yopo.runs.distributed import start
@@ -96,6 +97,22 @@ def crew_on(device: torch.device) -> Crew:
     return Crew.of_group()
 
 
+def doubted(result: Result, run: Path) -> Result:
+    """With a warning, where these are not the test images that were set aside in the training."""
+    try:
+        aside = read_result(run).get("test_sha256")
+    except (OSError, ValueError):  # a file of weights, a run that is not finished
+        return result
+    if aside in (None, "", result.about["images_sha256"]):
+        return result
+    text = (
+        "these are not the test images that the run set aside when it was trained: files were "
+        "added, renamed, removed or changed, or the data are others. Where they come from the same "
+        "pictures, some may have been trained on"
+    )
+    return replace(result, warnings=[*result.warnings, Suspicion("other-images", text)])
+
+
 def write(
     written: EvaluationFiles, result: Result, run: Path, more: Mapping[str, Any], crew: Crew
 ) -> Evaluation:
@@ -117,6 +134,8 @@ def set_aside(files: EvaluationFiles, result: Result, run: Path) -> Path | None:
         old = read_evaluation(files.values)
         about, when, sha = old["about"], old["about"]["finished"], old["about"]["weights_sha256"]
         alike = all(about[key] == new[key] for key in ("threat", "eps", "seed", "precision"))
+        if about["images"] == new["images"]:  # of the same data, and not of others
+            alike = alike and about["images_sha256"] == new["images_sha256"]
         attacks = {n: a["settings"] for n, a in old["attacks"].items() if n != "clean"}
         covered = attacks.items() <= new["settings"].items() and about["images"] <= new["images"]
     except (OSError, ValueError):

@@ -1,7 +1,9 @@
 """Trained networks on disk: a run folder, or one weights file."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unicodedata import normalize
 
 import torch
 from torch import Tensor, nn
@@ -180,9 +182,30 @@ def _kind(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)}{' of complex numbers' * tensor.is_complex()}"
 
 
+def _check_classes(learnt: Sequence[str], there: Sequence[str]) -> None:
+    """Refuse data whose labels mean other classes; classes that are mere numbers have no names."""
+    mine, theirs = ([normalize("NFC", name) for name in names] for names in (learnt, there))
+    if mine == theirs or any(n == [*map(str, range(len(n)))] for n in (mine, theirs)):
+        return
+    differ = [i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b]
+    first = differ[0] if differ else min(len(mine), len(theirs))
+    has = [names[first] if first < len(names) else "none" for names in (mine, theirs)]
+    raise ValueError(
+        f"expected data of the classes that the network has learnt, {_few(mine)}, got "
+        f"{_few(theirs)}: class {first} is {has[0]} there and {has[1]} here; rename the folders, "
+        "or name the run's own data"
+    )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def load_model(saved: Saved, data: DataSet) -> nn.Module:
     """The network with its weights and its normalisation, in eval mode."""
     config, weights, classes = saved.config, saved.weights, len(data.names)
+    if saved.state is None and (told := read_weights_images(weights)) is not None:
+        _check_classes(told.classes, data.names)
     state = tensor_files.load_weights(weights) if saved.state is None else saved.state
     if saved.trusted:
         model = build_model(config.model, look(data, config.model), classes)
