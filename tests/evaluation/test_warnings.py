@@ -22,6 +22,7 @@ from yopo.attacks import pgd
 from yopo.core.losses import margin
 from yopo.evaluation import warnings as suspicions
 from yopo.evaluation.warnings import after, before
+from yopo.runs import evaluating
 
 GRID = 255  # pixels are whole multiples of 1/255, as in files
 PROTOTYPES = torch.where(
@@ -361,16 +362,17 @@ def test_cw_as_the_only_attack_in_l2(
 
 
 def test_every_code_is_explained_and_has_a_network() -> None:
-    source = ast.parse(Path(suspicions.__file__).read_text())
     codes = {
         str(node.args[0].value)
-        for node in ast.walk(source)
+        for file in (suspicions.__file__, evaluating.__file__)
+        for node in ast.walk(ast.parse(Path(file).read_text()))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id == "Suspicion"
         and isinstance(node.args[0], ast.Constant)
     } | {*suspicions.PAIRS}
     tested = {case.code for case in CASES.values()} | {"chance", "black-box-stronger", "cw-alone"}
+    tested |= {"other-weights", "other-images"}  # in tests/runs/test_loading.py
     page = (Path(__file__).parents[2] / "docs" / "warnings.md").read_text()
     assert codes == tested
     assert sorted(codes) == sorted(re.findall(r"^## (.*)$", page, re.MULTILINE))

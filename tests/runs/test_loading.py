@@ -20,7 +20,7 @@ from tests.runs.test_strangers import write
 from tests.tiny import Silent
 from yopo.core import tensor_files
 from yopo.data import load as load_data
-from yopo.runs import folder, saved
+from yopo.runs import exporting, folder, saved
 from yopo.runs.api import configure, evaluate_run, train_run
 from yopo.runs.sections import DataConfig
 from yopo.runs.settings import validate
@@ -247,3 +247,79 @@ def test_pictures_that_are_not_square_need_the_networks_own_size(tmp_path: Path)
     Image.fromarray(np.zeros((6, 4, 3), np.uint8)).save(tmp_path / "turned.png")
     with pytest.raises(ValueError, match=r"expected a picture of 6x4 pixels.*got 4x6"):
         classify(net, tmp_path / "turned.png")
+
+
+def renamed(project: Path, to: Path, names: dict[str, str]) -> Path:
+    """The photos, with some classes called otherwise."""
+    there = shutil.copytree(project / "photos", to)
+    for old, new in names.items():
+        (there / old).rename(there / new)
+    return there
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"cat": "pet"}, "class 0 is cat there and dog here"),  # dog and owl would be 0 and 1
+        ({"owl": "zebra"}, "class 2 is owl there and zebra here"),
+    ],
+)
+def test_data_of_other_classes_are_refused(
+    names: dict[str, str], words: str, project: Path, tmp_path: Path
+) -> None:
+    """Labels are numbers in the order of names: of other names they mean other classes."""
+    there = renamed(project, tmp_path / "photos", names)
+    with pytest.raises(ValueError, match=words):
+        evaluate_run(project / "run", ["clean"], data_root=there)
+    with pytest.raises(ValueError, match=words):
+        exporting.export_run(project / "run", "pt2", tmp_path / "n.pt2", check=4, data_root=there)
+
+
+def test_names_in_another_form_of_unicode_are_the_same(project: Path, tmp_path: Path) -> None:
+    saved._check_classes(["caf\u00e9", "tea"], ["cafe\u0301", "tea"])
+    saved._check_classes(["0", "1"], ["zero", "one"])  # arrays have no names
+    with pytest.raises(ValueError, match="class 1 is tea there and none here"):
+        saved._check_classes(["caf\u00e9", "tea"], ["caf\u00e9"])
+
+
+def codes(run: Path, data: Path, **more: object) -> list[str]:
+    made = evaluate_run(run, ["pgd-1"], data_root=data, device="cpu", **more)  # type: ignore[arg-type]
+    written = json.loads(made.files.values.read_text())["warnings"]
+    found = [doubt.code for doubt in made.result.warnings]
+    assert found == [doubt["code"] for doubt in written]
+    return [code for code in found if code.startswith("other-")]
+
+
+def test_test_images_that_may_have_been_trained_on_are_told(project: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(project / "run", tmp_path / "run")
+    assert codes(run, project / "photos") == []
+    there = shutil.copytree(project / "photos", tmp_path / "photos")
+    for file in sorted((there / "cat").iterdir())[:6]:  # the split goes by contents
+        file.unlink()
+    assert codes(run, there) == ["other-images"]
+    assert codes(run, there, samples=3) == []  # of drawn ones nothing is known
+
+
+def test_exchanged_weights_are_told(project: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(project / "run", tmp_path / "run")
+    state = tensor_files.load_weights(run / "model.safetensors")
+    net = yopo.load(run)
+    with torch.no_grad():
+        next(net.parameters()).add_(1)
+    words = tensor_files.load_metadata(run / "model.safetensors")
+    tensor_files.save_weights(run / "model.safetensors", dict(net.state_dict()), words)
+    assert state.keys() == net.state_dict().keys()
+    assert codes(run, project / "photos") == ["other-weights"]
+
+
+def test_an_evaluation_of_other_images_is_kept(project: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(project / "run", tmp_path / "run")
+    evaluate_run(run, ["clean"], samples=4, data_root=project / "photos", device="cpu")
+    rng, other = np.random.default_rng(1), tmp_path / "others"
+    for file in sorted((project / "photos").rglob("*.jpg")):
+        place = other / file.relative_to(project / "photos")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (20, 20, 3), np.uint8)).save(place)
+    made = evaluate_run(run, ["clean"], samples=4, data_root=other, device="cpu")
+    assert made.aside is not None
+    assert made.aside.exists()

@@ -8,6 +8,7 @@ import argparse
 import difflib
 import io
 import logging
+import os
 import re
 import sys
 import textwrap
@@ -81,6 +82,9 @@ class WholeWords(argparse.RawDescriptionHelpFormatter):
 @unread_is_no_fault()
 def parsed() -> Parsed:
     """The command that was typed, its arguments, and what its parser did not know."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that has no ∞ gets a ?
             stream.reconfigure(errors="replace")

@@ -130,9 +130,7 @@ def gather(data: "Labelled | tuple[Tensor, Tensor] | Pictures", samples: int | N
     ys: list[Tensor] = []
     keys: list[Tensor] = []
     size = 0
-    with (
-        streams_left_alone()
-    ):  # a loader draws a seed for each pass, also where nothing is shuffled
+    with streams_left_alone():  # a loader draws a seed in each pass, shuffled or not
         for x, y in _checked(batches, samples):
             ys.append(y)
             if keys:

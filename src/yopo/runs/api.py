@@ -172,6 +172,7 @@ def train_run(
         trainer.stop = True
 
     with alone_in(out) if trainer.learner.rank == 0 else nullcontext():
+        seen_by_first(lambda: refuse_taken(out, resume=resume))  # another may have been quicker
         if resume and trainer.resume():
             p, steps = trainer.progress, len(trainer.loader)
             over = p.epoch == config.epochs
@@ -339,8 +340,7 @@ def evaluate_run(
         workers=(readers := workers(saved.config.data)),
         **how,
     )
-    if samples is None:
-        result = evaluating.doubted(result, run)
+    result = evaluating.doubted(result, run, saved, whole=samples is None)
     if show is not None and crew.rank == 0:
         show(result)
     seen = closeup.Seen(model, pictures, arrays.names, threat, result, batch, readers, crew)

@@ -19,11 +19,21 @@ from yopo.evaluation.warnings import Suspicion
 from yopo.runs.borrowed import borrow
 from yopo.runs.build import build_threat
 from yopo.runs.distributed import start
-from yopo.runs.folder import EvaluationFiles, read_evaluation, read_result
+from yopo.runs.folder import WEIGHTS, EvaluationFiles, read_evaluation, read_result
 from yopo.runs.hub import local
 from yopo.runs.overlay import Tree
 from yopo.runs.saved import Saved, find
 from yopo.runs.settings import Config
+
+OTHER_WEIGHTS = (
+    "{} does not hold the weights that the run's own result names: the file was exchanged, so the "
+    "run's settings may say nothing of this network"
+)
+OTHER_IMAGES = (
+    "these are not the test images that the run set aside when it was trained: files were added, "
+    "renamed, removed or changed, or the data are others. Where they come from the same pictures, "
+    "some may have been trained on"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +107,23 @@ def crew_on(device: torch.device) -> Crew:
     return Crew.of_group()
 
 
-def doubted(result: Result, run: Path) -> Result:
-    """With a warning, where these are not the test images that were set aside in the training."""
+def doubted(result: Result, run: Path, saved: Saved, *, whole: bool) -> Result:
+    """With warnings, where weights or test images are not those that the run's result names.
+
+    whole: all test images were attacked.
+    """
     try:
-        aside = read_result(run).get("test_sha256")
+        told = read_result(run)
     except (OSError, ValueError):  # a file of weights, a run that is not finished
         return result
-    if aside in (None, "", result.about["images_sha256"]):
-        return result
-    text = (
-        "these are not the test images that the run set aside when it was trained: files were "
-        "added, renamed, removed or changed, or the data are others. Where they come from the same "
-        "pictures, some may have been trained on"
-    )
-    return replace(result, warnings=[*result.warnings, Suspicion("other-images", text)])
+    which = next((w for w, name in WEIGHTS.items() if name == saved.weights.name), "")
+    wrote, aside = told.get("weights_sha256", {}).get(which), told.get("test_sha256")
+    found = []
+    if wrote not in (None, result.about["weights_sha256"]):
+        found.append(Suspicion("other-weights", OTHER_WEIGHTS.format(saved.weights.name)))
+    if whole and aside not in (None, "", result.about["images_sha256"]):
+        found.append(Suspicion("other-images", OTHER_IMAGES))
+    return replace(result, warnings=[*result.warnings, *found])
 
 
 def write(

@@ -402,10 +402,10 @@ def read_tracked(run: Path, *, here: bool = False) -> dict[str, dict[str, Any]]:
 
 
 def read_settings(path: Path, *, run: bool = False) -> Tree:
-    """The settings in a YAML file, or those of a run, whose checksum must agree."""
+    """The settings in a YAML file, or those of a run; a checksum, if there is one, must agree."""
     file = path / CONFIG if run else path
     try:
-        tree = seals.read_yaml(file) if run else files.read_yaml(file)
+        tree = seals.read_yaml(file)
     except FileNotFoundError:
         raise ValueError(f"no file {file}") from None
     if not isinstance(tree, dict):
