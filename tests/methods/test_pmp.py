@@ -530,6 +530,22 @@ def test_argmax_in_half_precision(batch: Batch) -> None:
     assert (got - want).norm() <= 2 * 3 * 2 * 2**-8 * want.norm()
 
 
+@pytest.mark.parametrize("layers", [None, ["0"]])
+def test_argmax_under_autocast_sees_the_weights_that_it_moves(layers: list[str] | None) -> None:
+    """As without autocast's cache; nor does a pass of one's own afterwards get old casts."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 5)).float()
+    x, y, found = torch.rand(6, 3, 8, 8).float(), torch.arange(6) % 5, []
+    for kept in (False, True):
+        net.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=kept):
+            method = PMP(net, LINF, m=1, weights="argmax", layers=layers)
+            method.backward(x, y, torch.zeros_like(x))
+            logits = net(x).detach()
+        found.append({**grads(net), "logits": logits})
+    assert all(found[0][name].norm() > 0 for name, _ in net.named_parameters())
+    assert_same(found[1], found[0], tol=0)
+
+
 def test_a_loss_of_the_whole_batch_is_refused_in_words(batch: Batch) -> None:
     mixed = batch[1].flip(0)
 

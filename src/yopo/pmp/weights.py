@@ -73,12 +73,14 @@ class Argmax:
         before = [p.detach().clone() for p in theta]
 
         def loss() -> Tensor:
+            torch.clear_autocast_cache()  # it holds casts of the weights before they moved
             return -self.augmented(t, before)
 
         def put_back() -> None:
             for p, b in zip(theta, before, strict=True):
                 p.detach().copy_(b)
                 p.grad = None
+            torch.clear_autocast_cache()  # likewise
 
         with Undo(put_back):
             calls = untouched(self.dynamics.layers.model, lambda: lbfgs(theta, loss, self.n))
