@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -165,7 +166,7 @@ def test_ridge_is_the_maximum_of_the_augmented_hamiltonian(
         x = torch.randn(*shape)
         out = layer(x).detach()
         rng = torch.get_rng_state(), None
-        player.seen[0].append(Pair(part, x, torch.randn_like(out) / len(x), out, rng))
+        player.seen[0].append(Pair(part, x, torch.randn_like(out) / len(x), out, rng, {}))
     ridge(layer, player.seen[0], 0.7, decay)
     closed = grads(layer)
     layer.zero_grad()
@@ -196,6 +197,58 @@ def test_argmax_steps_raise_the_hamiltonians_and_lower_the_payoff(
     sgd.zero_grad()
     assert any(not torch.equal(v, weights[k]) for k, v in model.state_dict().items())
     assert method.backward(x, y, eta).loss < out.loss
+
+
+class Drops(nn.Module):
+    """Dropout in each layer, and no Sequential. wrap: what is done to the second convolution."""
+
+    def __init__(self, wrap: Callable[[nn.Conv2d], nn.Module] = lambda conv: conv) -> None:
+        super().__init__()
+        self.a = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Dropout(0.5))
+        self.b = nn.Sequential(wrap(nn.Conv2d(4, 4, 3)), nn.Dropout(0.5))
+        self.c = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.c(F.dropout(self.b(self.a(x)).flatten(1), 0.5, self.training))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:.*spectral_norm")
+@pytest.mark.parametrize("at", ["after", "before", "algorithm1"])
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (Drops, ["a", "b"]),
+        (lambda: Drops(nn.utils.spectral_norm), ["a", "b"]),
+        (lambda: moving_weights(), ["1", "3"]),
+    ],
+)
+def test_argmax_searches_from_the_states_that_the_costates_belong_to(
+    build: Build, names: list[str], at: Any, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At θ_t itself the augmented Hamiltonian is H_t: f_t(x_t) is x_{t+1}, each time it is asked.
+
+    Same dropout masks and spectral norms, and the global stream goes on as if nothing was asked.
+    """
+    players: list[Argmax] = []
+
+    def finish(player: Argmax) -> float:
+        players.append(player)
+        return 0.0
+
+    monkeypatch.setattr(Argmax, "finish", finish)
+    options: dict[str, Any] = {"adversary": "gradient", "weights": "argmax", "weights_at": at}
+    PMP(build(), LINF, m=2, layers=names, **options).backward(*batch)
+    (player,) = players
+    for t, pairs in enumerate(player.seen):
+        before = [p.detach().clone() for p in player.dynamics.layers.theta[t]]
+        at_states = sum(pair.part * (pair.p * pair.out).sum() for pair in pairs)
+        drawn = torch.get_rng_state()
+        for _ in range(2):
+            torch.testing.assert_close(
+                player.augmented(t, before).detach(), at_states, rtol=1e-12, atol=1e-14
+            )
+        assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def test_theta_0_is_the_mean_over_the_perturbations_after_the_argmin(batch: Batch) -> None:
@@ -528,6 +581,22 @@ def test_argmax_in_half_precision(batch: Batch) -> None:
     got, want = grads(other)["2.weight"], grads(net)["2.weight"]
     # Two layers round input, weight and output by 2⁻⁸ at most, on both ways.
     assert (got - want).norm() <= 2 * 3 * 2 * 2**-8 * want.norm()
+
+
+@pytest.mark.parametrize("layers", [None, ["0"]])
+def test_argmax_under_autocast_sees_the_weights_that_it_moves(layers: list[str] | None) -> None:
+    """As without autocast's cache; nor does a pass of one's own afterwards get old casts."""
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(144, 5)).float()
+    x, y, found = torch.rand(6, 3, 8, 8).float(), torch.arange(6) % 5, []
+    for kept in (False, True):
+        net.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=kept):
+            method = PMP(net, LINF, m=1, weights="argmax", layers=layers)
+            method.backward(x, y, torch.zeros_like(x))
+            logits = net(x).detach()
+        found.append({**grads(net), "logits": logits})
+    assert all(found[0][name].norm() > 0 for name, _ in net.named_parameters())
+    assert_same(found[1], found[0], tol=0)
 
 
 def test_a_loss_of_the_whole_batch_is_refused_in_words(batch: Batch) -> None:

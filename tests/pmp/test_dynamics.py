@@ -328,6 +328,80 @@ def test_losses_that_are_no_sum_over_samples(loss: Loss, message: str, batch: Ba
         Dynamics.of(net, batch[0]).propagate(*batch, loss)
 
 
+class Remembers(nn.Module):
+    """Keeps for the loss what is no logit: features, or what a second head makes of them."""
+
+    def __init__(self, keep: str) -> None:
+        super().__init__()
+        self.keep = keep
+        self.stem, self.head, self.second = nn.Linear(192, 6), nn.Linear(6, 4), nn.Linear(6, 1)
+        self.kept = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x.flatten(1)).tanh()
+        out: Tensor = self.head(h)
+        kept = {"features": h, "head": self.second(h), "image": x, "logits": out}
+        self.kept = kept[self.keep].square().mean()
+        return out
+
+
+def penalised(net: nn.Module) -> Loss:
+    """As one would write weight decay."""
+    return lambda z, y: (
+        F.cross_entropy(z, y) + 0.1 * sum(p.square().sum() for p in net.parameters())
+    )
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("keep", ["features", "head", "image", "logits"])
+def test_a_loss_of_more_than_the_logits_is_refused(keep: str, weights: bool, batch: Batch) -> None:
+    """The gradient would lack what does not go through the logits."""
+    net = Remembers(keep)
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z, y) + 10 * net.kept
+
+    dynamics = Dynamics.of(net, batch[0])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"the logits and targets alone.*use yopo\.YOPO for"):
+            dynamics.propagate(*batch, loss, weights=weights)
+
+
+@pytest.mark.parametrize("build", [convnet, lambda: preactresnet18(4, width=4)])
+def test_a_penalty_on_the_weights_belongs_to_the_regulariser(
+    build: Callable[[], nn.Module], batch: Batch
+) -> None:
+    net = build()
+    dynamics = Dynamics.of(net, batch[0])
+    with pytest.raises(ValueError, match=r"or regulariser=yopo\.pmp\.WeightDecay"):
+        dynamics.propagate(*batch, penalised(net))
+    for p in net.parameters():  # then the penalty is a constant
+        p.requires_grad_(False)
+    Dynamics.of(net, batch[0]).propagate(*batch, penalised(net), weights=False)
+
+
+def test_a_loss_may_have_parameters_of_its_own_and_detached_features(batch: Batch) -> None:
+    net, scale = Remembers("features"), torch.tensor(2.0, requires_grad=True)
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(scale * z, y) + net.kept.detach()
+
+    at = Dynamics.of(net, batch[0]).propagate(*batch, loss)
+    z = at.x[-1].clone().requires_grad_()
+    close(at.p[-1], -torch.autograd.grad(F.cross_entropy(2 * z, batch[1]), z)[0])
+
+
+def test_only_the_first_pass_asks_where_the_loss_comes_from(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr("yopo.pmp.dynamics.check_of_logits", lambda *args: asked.append(args))
+    dynamics = Dynamics.of(convnet(), batch[0])
+    for _ in range(3):
+        dynamics.propagate(*batch, F.cross_entropy)
+    assert len(asked) == 1
+
+
 def test_a_loss_may_be_a_sum(batch: Batch) -> None:
     loss = nn.CrossEntropyLoss(reduction="sum")
     at = Dynamics.of(convnet(), batch[0]).propagate(*batch, loss)

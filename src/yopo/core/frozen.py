@@ -342,13 +342,14 @@ def all_or_nothing(model: nn.Module, trained: Iterable[nn.Parameter]) -> Iterato
 def forked_rng(x: Tensor, state: RngState | None = None) -> Iterator[None]:
     """Random numbers drawn in the block (from `state` if given) leave the global stream alone."""
     before = rng_state(x)
-    with Undo(lambda: _draw_from(before, x)):
+    with Undo(lambda: draw_from(before, x)):
         if state is not None:
-            _draw_from(state, x)
+            draw_from(state, x)
         yield
 
 
-def _draw_from(state: RngState, x: Tensor) -> None:
+def draw_from(state: RngState, x: Tensor) -> None:
+    """Let the random streams that a forward pass at x may draw from go on from this state."""
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1], x.device)

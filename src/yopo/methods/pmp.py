@@ -25,7 +25,8 @@ class PMP(AdversarialMethod):
     leaves θ − θ*, where θ* maximises the Hamiltonian augmented by rho (`yopo.pmp.weights`; `steps`
     iterations of L-BFGS where it has no closed form): an optimizer step of rate 1 lands on θ*.
     layers: names of the modules where f_0, f_1, … end; found when None. regulariser: R_t.
-    loss: parameters of its own are not trained. model, threat, generator: as for `yopo.YOPO`.
+    loss: of the logits and targets alone; parameters of its own are not trained. model, threat,
+    generator: as for `yopo.YOPO`.
     weights_at: "after" and "before" as YOPO's grad_at, for every layer the mean over the m rounds;
     with both players on "gradient" this is YOPO. "algorithm1" is Algorithm 1 to the letter: θ_0 as
     the mean over the m perturbations after the argmin, p_1 from before it; the other layers at the

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from yopo.core.affine import walk
 from yopo.core.first_layer import Split
 from yopo.core.frozen import RngState, made_of, moving, untouched
 from yopo.core.losses import Loss
@@ -57,7 +58,7 @@ class Dynamics:
         self.layers: Layers = Chain(layers) if isinstance(layers, Sequence) else layers
         self.regulariser = regulariser
         self.affine = False  # f_0 is known to be affine in x_0
-        self._separable = False
+        self._checked = False  # whether the loss is one that has co-states
 
     @classmethod
     def of(
@@ -114,10 +115,12 @@ class Dynamics:
                     f"expected real states, got complex ones after {name!r}; cut later"
                 )
         end = segments[-1].out.detach().requires_grad_()  # x_T
-        if not self._separable:
+        if not self._checked:
             check_separable(loss, end.detach(), y)
-            self._separable = True
         payoff = scalar(loss(end, y))
+        if not self._checked:
+            check_of_logits(payoff, self.layers.model, [segment.x for segment in segments])
+            self._checked = True
         (grad,) = torch.autograd.grad(payoff, end)
         p: list[Tensor] = [-grad]
         ascent: list[list[Tensor | None]] = []
@@ -209,4 +212,21 @@ def check_separable(loss: Loss, logits: Tensor, y: Tensor) -> None:
             f"expected a loss that is a sum or mean over samples, got {float(whole):.4g} for "
             f"{len(each)} samples with {float(alone.sum()):.4g} in sum; the maximum principle "
             "needs one term for each sample"
+        )
+
+
+def check_of_logits(loss: Tensor, model: nn.Module, states: Sequence[Tensor]) -> None:
+    """No way but through the logits leads from a loss to the weights or the states x_t.
+
+    p_T = −∂loss/∂x_T would leave that part out of every gradient.
+    """
+    if loss.grad_fn is None:
+        return
+    inside = {id(leaf) for leaf in (*model.parameters(), *states)}
+    reached = walk((loss.grad_fn, loss.output_nr))
+    if any(id(getattr(node, "variable", None)) in inside for node in reached):
+        raise ValueError(
+            "expected a loss of the logits and targets alone, got one that sees weights or "
+            "features of the network, too, which no gradient of PMP would contain; use yopo.YOPO "
+            "for such a loss, or regulariser=yopo.pmp.WeightDecay(...) for a penalty on the weights"
         )

@@ -12,6 +12,7 @@ from yopo.core.children import in_a_row
 from yopo.core.first_layer import Cut, Split, Stopped, own
 from yopo.core.frozen import (
     RngState,
+    draw_from,
     eager,
     eval_mode,
     forked_rng,
@@ -155,11 +156,15 @@ class Segmented:
         return segments
 
     def f(self, t: int, x: Tensor) -> Tensor:
-        """f_t alone: the model run on anything up to x_t, from there on x_t."""
-        grad = torch.is_grad_enabled()
+        """f_t alone: the model run on anything up to x_t, from there on x_t.
+
+        It draws the random numbers that f_t alone would; those of the way there are put back.
+        """
+        grad, rng = torch.is_grad_enabled(), rng_state(x)
 
         def enter(_module: nn.Module, _args: object, _output: Tensor) -> Tensor:
             torch.set_grad_enabled(grad)
+            draw_from(rng, x)
             return x.clone()
 
         def leave(_module: nn.Module, _args: object, output: Tensor) -> NoReturn:

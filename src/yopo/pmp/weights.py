@@ -1,5 +1,6 @@
 """The weights of Algorithm 1: θ_t = argmax Σ_i H_t(x_t, p_{t+1}, θ_t). Signs as in yopo.pmp."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,7 +51,7 @@ class Argmax:
 
     def see(self, t: int, at: Trajectory, part: float) -> None:
         """Let H_t at the states and co-states of `at` count with the weight `part`."""
-        self.seen[t].append(Pair(part, at.x[t], at.p[t + 1], at.x[t + 1], at.rng[t]))
+        self.seen[t].append(Pair(part, at.x[t], at.p[t + 1], at.x[t + 1], at.rng[t], at.buffers))
 
     def finish(self) -> float:
         """Find the maxima, t = T−1 … 0; propagations spent on top of the rounds' own."""
@@ -73,12 +74,14 @@ class Argmax:
         before = [p.detach().clone() for p in theta]
 
         def loss() -> Tensor:
+            torch.clear_autocast_cache()  # it holds casts of the weights before they moved
             return -self.augmented(t, before)
 
         def put_back() -> None:
             for p, b in zip(theta, before, strict=True):
                 p.detach().copy_(b)
                 p.grad = None
+            torch.clear_autocast_cache()  # likewise
 
         with Undo(put_back):
             calls = untouched(self.dynamics.layers.model, lambda: lbfgs(theta, loss, self.n))
@@ -94,12 +97,19 @@ class Argmax:
         weight = sum(pair.part for pair in self.seen[t])
         total = -weight * self.rho / 2 * torch.stack(moved).sum()
         for pair in self.seen[t]:
-            with forked_rng(pair.x, pair.rng):
-                out = self.dynamics.layers.f(t, pair.x)
+            out = self._f(t, pair)
             h = (pair.p * out).sum() - self.dynamics.r(t, pair.x)
             distance = (out - pair.out).square().sum() / len(out)
             total = total + pair.part * (h - self.rho / 2 * distance)
         return total
+
+    def _f(self, t: int, pair: "Pair") -> Tensor:
+        """f_t(x_t) as it ran there: same dropout masks and buffers."""
+        layers = self.dynamics.layers
+        with forked_rng(pair.x, pair.rng):
+            if not pair.buffers:
+                return layers.f(t, pair.x)
+            return untouched(layers.model, lambda: layers.f(t, pair.x), pair.buffers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +121,7 @@ class Pair:
     p: Tensor  # p_{t+1}
     out: Tensor  # x_{t+1} = f_t(x_t, θ_t) at the present weights
     rng: RngState
+    buffers: Mapping[str, Tensor]  # that move from pass to pass, as they were before this one
 
 
 def ridge(linear: nn.Linear, pairs: list[Pair], rho: float, decay: float) -> None:
