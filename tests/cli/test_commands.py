@@ -10,6 +10,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,10 @@ from tests.tiny import PATIENCE, command_line, forkserver, tiny_data, wait_until
 from yopo import cli
 from yopo.cli import screen, train, training
 from yopo.core import files, tensor_files
-from yopo.runs import state, tracking
+from yopo.runs import api, state, tracking
 from yopo.runs.alone import alone_in
 from yopo.runs.api import configure
+from yopo.runs.folder import is_finished, read_config
 from yopo.runs.overlay import flat, nested, overlay
 from yopo.runs.settings import fields, validate
 from yopo.runs.trainer import Trainer
@@ -644,3 +646,64 @@ def test_a_folder_of_runs_is_no_place_for_one(
         (tmp_path / "runs" / "natural" / name).touch()
     assert yopo(monkeypatch, "train", "demo", "--out", tmp_path / "runs") == 2
     assert "holds other runs, first natural; give another --out" in capsys.readouterr().err
+
+
+def test_whoever_comes_second_does_not_train_over_a_run(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another may train and finish in the folder while this one makes itself ready."""
+    words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
+    ready = api.Trainer
+
+    def slow(*args: Any) -> api.Trainer:
+        made = ready(*args)
+        monkeypatch.setattr(api, "Trainer", ready)
+        assert yopo(monkeypatch, *words, "--seed", "7") == 0
+        return made
+
+    monkeypatch.setattr(api, "Trainer", slow)
+    assert yopo(monkeypatch, *words) == 2
+    assert "holds a run" in capsys.readouterr().err
+    assert read_config(tmp_path / "run")["seed"] == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_what_a_run_forks_does_not_keep_its_lock(tmp_path: Path) -> None:
+    """A worker of a killed run lives on for seconds."""
+    here, there = os.pipe()
+    with alone_in(tmp_path / "run"):
+        child = os.fork()
+        if child == 0:
+            os.close(there)
+            os.read(here, 1)  # until the other end is closed
+            os._exit(0)
+    try:
+        with alone_in(tmp_path / "run"):
+            pass
+    finally:
+        os.close(there)
+        os.waitpid(child, 0)
+        os.close(here)
+
+
+def test_a_closed_output_is_no_fault(tmp_path: Path, npz: Path) -> None:
+    words = ["train", "demo", "--out", "run", "--data.path", str(npz), *map(str, TINY)]
+    command = [sys.executable, "-m", "yopo", *words]
+    done = subprocess.run(["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *command], cwd=tmp_path)
+    assert done.returncode == 0
+    assert is_finished(tmp_path / "run")
+
+
+def test_an_edited_file_of_settings_is_no_recipe(
+    tmp_path: Path, npz: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--data.path", npz, *TINY)
+    assert yopo(monkeypatch, "train", "demo", "--out", tmp_path / "run", *words) == 0
+    file = tmp_path / "run" / "config.yaml"
+    text = file.read_text()
+    assert "\nseed: 0" in text
+    file.write_text(text.replace("\nseed: 0", "\nseed: 1"))
+    assert yopo(monkeypatch, "train", file, "--out", tmp_path / "b") == 2
+    assert "its checksum does not fit" in capsys.readouterr().err
+    file.write_text(file.read_text().partition("\n")[2])
+    assert yopo(monkeypatch, "train", file, "--out", tmp_path / "b") == 0

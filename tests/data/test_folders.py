@@ -11,7 +11,8 @@ from PIL import Image
 
 from yopo.data import Arrays, load
 from yopo.data.folders import TEST_PART, _place, placed
-from yopo.data.listing import Listed
+from yopo.data.formats import read_picture
+from yopo.data.listing import Listed, look_into
 
 
 def write(root: Path, classes: tuple[str, ...] = ("ant", "bee"), many: int = 20) -> Path:
@@ -167,3 +168,55 @@ def test_broken_pictures_are_all_listed_at_once_or_left_out(tmp_path: Path, layo
         load("folder", root=tmp_path)
     with pytest.raises(ValueError, match=r"pictures that can be read in .*bee, got 0"):
         load("folder", root=tmp_path, skip_broken=True)
+
+
+@pytest.mark.parametrize("second", ["test", "val", "valid", "validation"])
+def test_a_split_may_be_called_so_in_any_case(second: str, tmp_path: Path) -> None:
+    write(tmp_path / "Train")
+    write(tmp_path / second.capitalize(), many=6)
+    (tmp_path / "__MACOSX" / "Train").mkdir(parents=True)
+    there = look_into(tmp_path)
+    assert there.names == ("ant", "bee")
+    assert there.test is not None
+    assert (len(there.train), len(there.test)) == (40, 12)
+
+
+@pytest.mark.parametrize(
+    "called", [("training", "testing"), ("Train_Set", "Test_Set"), ("TRAIN-1", "VALID-1")]
+)
+def test_what_looks_like_a_split_is_not_taken_for_classes(
+    called: tuple[str, str], tmp_path: Path
+) -> None:
+    """A network that tells training from test images would be trained, and look good."""
+    for name in called:
+        write(tmp_path / name)
+    with pytest.raises(ValueError, match="to train and to test on, call them train and test"):
+        look_into(tmp_path)
+
+
+def test_what_a_system_leaves_is_no_picture(tmp_path: Path) -> None:
+    write(tmp_path)
+    there = look_into(tmp_path)
+    for name in ("._1.png", ".ipynb_checkpoints/1.png", "__MACOSX/1.png"):
+        (tmp_path / "ant" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "ant" / name).write_bytes(b"no picture")
+    assert look_into(tmp_path).train.identity() == there.train.identity()
+
+
+@pytest.mark.parametrize("turned", range(1, 9))
+@pytest.mark.parametrize("kind", ["jpg", "png", "tiff", "webp"])
+def test_pictures_are_read_as_the_camera_was_held(turned: int, kind: str, tmp_path: Path) -> None:
+    """However a file stores its rows, people see the same picture; EXIF says how to turn it."""
+    pixels = np.zeros((32, 48, 3), np.uint8)
+    pixels[:16, :24], pixels[16:, 24:] = (250, 10, 10), (10, 10, 250)
+    stored = Image.fromarray(pixels)
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # of pillow's Transpose, each one's inverse
+    if turned > 1:
+        stored = stored.transpose(Image.Transpose(undo[turned]))
+    exif = Image.Exif()
+    exif[0x112] = turned
+    stored.save(tmp_path / f"a.{kind}", exif=exif, **({"quality": 100} if kind != "png" else {}))
+    seen = read_picture(tmp_path / f"a.{kind}", None).astype(int)
+    assert seen.shape == pixels.shape
+    assert np.abs(seen[4:12, 4:20] - pixels[4:12, 4:20]).max() < 30
+    assert np.abs(seen[20:28, 28:44] - pixels[20:28, 28:44]).max() < 30

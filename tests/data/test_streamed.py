@@ -6,16 +6,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from tests.data.test_loader import CPU, FULL, assert_equal, images, loader
 from tests.tiny import PATIENCE, wait_until
 from yopo.data import Feed, InMemory, Items, Rows, Sources, Streamed
+from yopo.data.formats import read_picture
 
 
 def pictures(n: int = 22) -> InMemory:
@@ -265,3 +269,37 @@ def test_a_process_that_leaves_in_an_epoch_ends_its_workers_in_silence() -> None
     words = [sys.executable, "-c", LEAVES]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert (done.stdout, done.stderr) == ("read\n", "")
+
+
+def test_16_bits_of_grey_are_scaled_as_in_files(tmp_path: Path) -> None:
+    """pillow's convert() would make all above 255 white."""
+    grey = np.tile(np.linspace(0, 65535, 32), (32, 1)).astype(np.uint16)
+    picture = Image.fromarray(grey)
+    picture.save(tmp_path / "grey.png")
+    expected = torch.from_numpy(read_picture(tmp_path / "grey.png", None).copy()).permute(2, 0, 1)
+    for given in (picture, Image.open(tmp_path / "grey.png")):
+        assert torch.equal(Items([(given, 0)]).read(torch.tensor([0]))[0], expected)  # type: ignore[list-item]
+    assert expected.double().mean() == pytest.approx(127.5, abs=1)
+    with pytest.raises(ValueError, match="no known range"):
+        Items([(Image.new("F", (4, 4)), 0)]).read(torch.tensor([0]))  # type: ignore[list-item]
+
+
+class Remapped(Dataset[Any]):
+    """Its items have other labels than its list."""
+
+    targets = (0, 1, 2, 3)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return torch.zeros(3, 8, 8, dtype=torch.uint8), 3 - self.targets[row]
+
+
+def test_labels_that_contradict_each_other_are_refused() -> None:
+    """Else it would be trained on the items' and measured on the list's."""
+    for read in (Items.read, lambda items, rows: items.vary(rows, 0, 0)):
+        with pytest.raises(ValueError, match="item 1 has the label 2, where the data set's list"):
+            read(Items(Remapped()), torch.tensor([1, 2]))
+    given = Items(Remapped(), labels=[3, 2, 1, 0])
+    assert given.vary(torch.arange(4), 0, 0)[1].tolist() == given.labels.tolist() == [3, 2, 1, 0]

@@ -255,3 +255,14 @@ def pictures(_: Pictures) -> None:
 
 
 pictures(Kept(torch.zeros(1, 1), torch.zeros(1)))
+
+
+def test_loaders_leave_the_random_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader draws a seed in every pass: a training that evaluates would go on otherwise."""
+    data = TensorDataset(torch.rand(12, 3, 4, 4), torch.arange(12) % 3)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 3))
+    for hold in (images.HOLD, 1):  # in memory, and read in every pass
+        monkeypatch.setattr(images, "HOLD", hold)
+        before = torch.get_rng_state()
+        yopo.evaluate(net, DataLoader(data, batch_size=5), yopo.Linf(0.1), ["pgd-2"])
+        assert torch.equal(torch.get_rng_state(), before)

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from tests.cli.test_commands import yopo
 from tests.cli.test_eval import run
 from tests.published import CLASSES, NETWORKS, write_evaluation, write_network
+from yopo.core import seals
 from yopo.core.threat import Linf
-from yopo.runs import exporting
+from yopo.runs import exporting, saved
 from yopo.runs.exporting import compare, export_run, judged, read_words
+from yopo.runs.images import DataSet
 
 pytestmark = pytest.mark.usefixtures("float32")
 __all__ = ["run"]
@@ -167,3 +169,22 @@ def test_what_is_lacking_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             export_run(tmp_path / "run", "onnx", check=check)
     with pytest.raises(ValueError, match="expected --to onnx or pt2, got 'tflite'"):
         export_run(tmp_path / "run", "tflite")
+
+
+def test_nothing_is_claimed_of_an_attack_that_was_not_made(tmp_path: Path) -> None:
+    """A look at the clean images has no worst case, and does not hide an evaluation that has."""
+    run = tmp_path / "run"
+    values = write_evaluation(run, write_network(run, "preactresnet18"))
+    told = lambda: exporting.about(run, *found(run))  # noqa: E731
+    assert json.loads(told()["accuracy"])["worst"] == 0.4375
+    clean = values | {"attacks": {"clean": values["attacks"]["clean"]}}
+    clean = {k: v for k, v in clean.items() if k != seals.KEY}
+    seals.write_json(run / "model.eval.json", clean)  # the newest
+    assert json.loads(told()["accuracy"])["worst"] == 0.4375
+    (run / "eval.json").unlink()
+    assert json.loads(told()["accuracy"]) == {"clean": 0.75}
+
+
+def found(run: Path) -> tuple[saved.Saved, DataSet]:
+    there = saved.find(run)
+    return there, saved.load_images(there)
