@@ -430,7 +430,11 @@ def test_a_thousand_kills() -> None:
         f"{found['inside_a_write']} of them inside a write"
     )
     assert len(found["by_method"]) == 11
-    assert words in (ROOT / "records/README.md").read_text()
+    rows = (ROOT / "records/README.md").read_text()
+    assert words in rows
+    beside = found["beside"], found["inside_a_write_beside"]
+    assert f"In {beside[0]} of the killed starts" in rows
+    assert f"beside the training, {beside[1]} of these died inside a write" in rows
 
 
 def rows_of_records() -> dict[str, str]:

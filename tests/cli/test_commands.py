@@ -670,6 +670,7 @@ def test_whoever_comes_second_does_not_train_over_a_run(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_what_a_run_forks_does_not_keep_its_lock(tmp_path: Path) -> None:
     """A worker of a killed run lives on for seconds."""
+    (tmp_path / "run" / "state").mkdir(parents=True)
     here, there = os.pipe()
     with alone_in(tmp_path / "run"):
         child = os.fork()
