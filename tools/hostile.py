@@ -217,6 +217,8 @@ def main() -> None:
     torch.set_num_threads(1)
     _load()
     cases = [(name, make) for group in GROUPS for name, make in group()]
+    if twice := [name for name, many in Counter(name for name, _ in cases).items() if many > 1]:
+        raise RuntimeError(f"expected cases of different names, got {twice[0]!r} twice")
     total: Counter[str] = Counter()
     told: dict[str, dict[str, dict[str, int]]] = {}
     slowest = 0

@@ -339,7 +339,7 @@ def foreign() -> Iterator[tuple[str, Make]]:
     yield "foreign cycle", partial(saved, tree=cycle)
     yield "foreign pickle", partial(saved, tree={"model": Touch()})
     yield "foreign list", partial(saved, tree=[first])
-    yield "foreign nothing", partial(saved, tree={})
+    yield "foreign, empty", partial(saved, tree={})
     yield (
         "foreign, as another class has it",
         partial(saved, tree={"layer1.0.shortcut.0.weight": first}),
