@@ -1,5 +1,6 @@
 """Settings from recipes, YAML and flags."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -210,6 +211,22 @@ def test_schedules() -> None:
     assert at(2, name="onecycle", warmup=2) == 1
     assert at(6, name="onecycle", warmup=2) == pytest.approx(0.5)
     assert at(0, name="constant", warmup=1) > 0
+
+
+PIECEWISE = [name for name in RECIPES if configure(name).schedule.name == "piecewise"]
+
+
+@pytest.mark.parametrize("name", PIECEWISE)
+def test_a_drop_that_rounding_moved_comes_at_the_first_step_of_its_epoch(name: str) -> None:
+    """Not after it: that step would be made at ten times the rate."""
+    given, before = recipe(name), configure(name)
+    for epochs in range(2, 201):
+        config = validate(rescaled(given, epochs))
+        assert len(config.schedule.drops) == len(before.schedule.drops)
+        for epoch in range(math.ceil(config.schedule.warmup), epochs):
+            assert rate(config, epoch) == rate(config, epoch + 1e-4), (epochs, epoch)
+        past = rate(config, epochs - 1e-4), rate(before, before.epochs - 1e-4)
+        assert past[0] == pytest.approx(past[1])
 
 
 def test_defaults_make_a_run() -> None:
