@@ -12,7 +12,7 @@ from yopo import PMP
 from yopo.cli.training import settings_typed
 from yopo.models import SmallCNN
 from yopo.runs.api import configure
-from yopo.runs.build import build_method
+from yopo.runs.build import build_method, build_optimizer
 from yopo.runs.overlay import nested, overlay
 from yopo.runs.recipes import RECIPES, method_tree, recipe
 from yopo.runs.schedule import rate
@@ -165,6 +165,17 @@ def test_layers_of_pmp_are_names_with_commas() -> None:
     method = build_method(validate(flags), SmallCNN(), torch.optim.SGD([torch.zeros(1)]))
     assert isinstance(method, PMP)
     assert method.dynamics.names == ["conv1", "pool1"]
+
+
+def test_nesterov_wants_momentum() -> None:
+    flags = {"optimizer.nesterov": "true", "optimizer.momentum": "0"}
+    with pytest.raises(ValueError, match=r"expected optimizer\.momentum above 0, got 0; .*false"):
+        build_optimizer(validate(nested(flags)), SmallCNN())
+    # A recipe's own, too: cifar10-fast has it.
+    with pytest.raises(ValueError, match=r"--optimizer\.nesterov false"):
+        build_optimizer(configure("cifar10-fast", {"optimizer": {"momentum": 0}}), SmallCNN())
+    plain = flags | {"optimizer.nesterov": "false"}
+    assert build_optimizer(validate(nested(plain)), SmallCNN()).defaults["momentum"] == 0
 
 
 def test_settings_are_listed() -> None:
