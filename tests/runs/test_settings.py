@@ -222,6 +222,10 @@ def test_schedules() -> None:
     assert at(2, name="onecycle", warmup=2) == 1
     assert at(6, name="onecycle", warmup=2) == pytest.approx(0.5)
     assert at(0, name="constant", warmup=1) > 0
+    # As the list of settings says: a onecycle without a warm-up has one all the same.
+    assert at(2.9, name="onecycle") < at(3, name="onecycle") == 1
+    about = {name: text for name, _, text in fields()}["schedule.warmup"]
+    assert "there 0 means 30% of the epochs" in about
 
 
 PIECEWISE = [name for name in RECIPES if configure(name).schedule.name == "piecewise"]
