@@ -1,4 +1,4 @@
-"""Settings that do nothing in a training: a line is said of each."""
+"""Settings that do nothing in a training: which are refused, and of which a line is said."""
 
 import json
 from pathlib import Path
@@ -6,19 +6,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.tiny import tiny_data
+from tests.cli.test_commands import yopo as command
+from tests.tiny import BASE, Silent, tiny_data
 from yopo.models import SmallCNN
-from yopo.runs.api import configure
+from yopo.runs.api import configure, evaluate_run, measure_cost, train_run
 from yopo.runs.build import build_network, build_optimizer, propagations
 from yopo.runs.fitting import said_of
 from yopo.runs.folder import read_settings
-from yopo.runs.idle import said_of_idle
+from yopo.runs.idle import refuse_idle, said_of_idle
 from yopo.runs.overlay import Tree, nested, overlay
 from yopo.runs.recipes import RECIPES
+from yopo.runs.sections import DataConfig
 from yopo.runs.settings import Config, rescaled, validate
 
 pytestmark = pytest.mark.usefixtures("float32")
 RECORDS = Path(__file__).parents[2] / "records"
+FEW: Tree = {
+    "epochs": 1,
+    "batch": 200,
+    "model": {"options": {"size": 28}},
+    "data": {"held_out": 10},
+    "method": {"name": "fast"},
+    "schedule": {"warmup": 0},
+    "evaluate": {"images": 10, "steps": 1},
+}
 
 
 def told(**flags: str) -> list[str]:
@@ -111,6 +122,7 @@ def test_recipes_under_other_flags_train_and_say_it() -> None:
 
 def built(config: Config, networks: set[str]) -> None:
     """Whether everything is made of it; of networks each once, without weights."""
+    refuse_idle(config.data)
     assert propagations(config) > 0
     assert build_optimizer(config, SmallCNN(width=2, hidden=4))
     model = json.dumps(config.model.model_dump(), sort_keys=True)
@@ -148,3 +160,71 @@ def test_every_record_builds() -> None:
             continue
         built(config, networks)
     assert old < 20
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"name": "folder", "interpolation": "bicubic"}, r"data\.interpolation is for `yopo eval`"),
+        ({"name": "my:data", "interpolation": "bicubic"}, r"else's; leave it out"),
+        ({"name": "my:data", "resize": 8}, r"data\.resize is for `yopo eval`"),
+        ({"root": "/nonexistent"}, r"no data\.root /nonexistent, and mnist-subset .* is built in"),
+        ({"name": "npz", "root": "/nonexistent"}, r"npz does not use one: .*; leave out --data\.r"),
+        ({"skip_broken": True}, r"skip_broken is for folders of pictures; .* with mnist-subset"),
+        ({"name": "mnist", "skip_broken": True}, r"skip_broken is for folders .* with mnist$"),
+    ],
+)
+def test_data_of_which_nothing_is_used(data: Tree, message: str, tmp_path: Path) -> None:
+    config = validate(overlay(BASE, {"data": data}))
+    for attempt in (
+        lambda: train_run(config, tmp_path / "run", device="cpu"),
+        lambda: measure_cost(config, "cpu"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            attempt()
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_use_it(tmp_path: Path) -> None:
+    here, gone = tmp_path, tmp_path / "gone"
+    refuse_idle(DataConfig(root=here))  # one folder of data for several runs
+    for name in ("mnist", "cifar10", "folder", "my:data"):
+        refuse_idle(DataConfig(name=name, root=gone))  # what reads them says so
+    for name in ("folder", "my:data"):
+        refuse_idle(DataConfig(name=name, skip_broken=True))
+
+
+def test_a_run_of_before_goes_on_and_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With idle settings that are refused today, once these are left out; lines are said again."""
+    monkeypatch.setattr("yopo.runs.api.refuse_idle", lambda _: None)
+    tree = overlay(BASE, overlay(FEW, {"threat": {"step": 0.07}}))
+    idle: Tree = {"root": "/nonexistent", "skip_broken": True, "interpolation": "bicubic"}
+    first, again = Silent(), Silent()
+    given = validate(overlay(tree, {"data": idle}))
+    train_run(given, tmp_path / "run", device="cpu", watch=first)
+    monkeypatch.undo()
+    assert evaluate_run(tmp_path / "run", "clean", samples=10, device="cpu").result
+    train_run(validate(tree), tmp_path / "run", resume=True, device="cpu", watch=again)
+    line = "no effect in training with fast: threat.step 0.07; its step is --method.step"
+    assert line in first.said
+    assert line in again.said
+
+
+def test_what_the_command_line_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    momentum = ("--optimizer.name", "sgd", "--optimizer.momentum", "0", "--optimizer.nesterov")
+    for flags, words in (
+        (momentum, "expected optimizer.momentum above 0"),
+        (("--data.root", "/nonexistent"), "leave out --data.root"),
+    ):
+        words_typed = ("train", "demo", *flags, "--out", tmp_path / "run", "--device", "cpu")
+        assert command(monkeypatch, *words_typed) > 0
+        shown = capsys.readouterr()
+        assert words in " ".join(shown.err.split())
+        assert "Traceback" not in shown.err

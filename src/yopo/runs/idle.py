@@ -1,4 +1,4 @@
-"""Settings that do nothing in a training are named before it.
+"""Settings that do nothing in a training: refused where no recipe may have said them, else named.
 
 A recipe's own drops or step may come to nothing under a flag (`--schedule.name cosine`), and a run
 that was begun with idle settings must go on, so of those a line is said and training begins.
@@ -9,8 +9,29 @@ from collections.abc import Iterator
 
 from yopo.methods.registry import ENTRIES
 from yopo.runs.schedule import NEAR
-from yopo.runs.sections import ScheduleConfig
+from yopo.runs.sections import DataConfig, ScheduleConfig
 from yopo.runs.settings import Config
+
+ALREADY_HERE = ("mnist-subset", "npz")  # data that are not looked for in data.root
+
+
+def refuse_idle(data: DataConfig) -> None:
+    """Refuse what training on these data does not use; evaluations of earlier runs still go."""
+    for name in ("resize", "interpolation"):
+        if getattr(data, name) != getattr(DataConfig(), name):
+            raise ValueError(
+                f"data.{name} is for `yopo eval` of a network of someone else's; leave it out"
+            )
+    if data.name in ALREADY_HERE and data.root is not None and not data.root.exists():
+        where = "is built in" if data.name == "mnist-subset" else "is the file data.path"
+        raise ValueError(
+            f"there is no data.root {data.root}, and {data.name} does not use one: it {where}; "
+            "leave out --data.root, or say --data.name folder"
+        )
+    if data.skip_broken and data.name != "folder" and ":" not in data.name:
+        raise ValueError(
+            f"data.skip_broken is for folders of pictures; leave it out with {data.name}"
+        )
 
 
 def said_of_idle(config: Config) -> list[str]:
