@@ -1,5 +1,6 @@
 """Settings from recipes, YAML and flags."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from yopo import PMP
 from yopo.cli.training import settings_typed
 from yopo.models import SmallCNN
 from yopo.runs.api import configure
-from yopo.runs.build import build_method
+from yopo.runs.build import build_method, build_optimizer
 from yopo.runs.overlay import nested, overlay
 from yopo.runs.recipes import RECIPES, method_tree, recipe
 from yopo.runs.schedule import rate
@@ -166,6 +167,17 @@ def test_layers_of_pmp_are_names_with_commas() -> None:
     assert method.dynamics.names == ["conv1", "pool1"]
 
 
+def test_nesterov_wants_momentum() -> None:
+    flags = {"optimizer.nesterov": "true", "optimizer.momentum": "0"}
+    with pytest.raises(ValueError, match=r"expected optimizer\.momentum above 0, got 0; .*false"):
+        build_optimizer(validate(nested(flags)), SmallCNN())
+    # A recipe's own, too: cifar10-fast has it.
+    with pytest.raises(ValueError, match=r"--optimizer\.nesterov false"):
+        build_optimizer(configure("cifar10-fast", {"optimizer": {"momentum": 0}}), SmallCNN())
+    plain = flags | {"optimizer.nesterov": "false"}
+    assert build_optimizer(validate(nested(plain)), SmallCNN()).defaults["momentum"] == 0
+
+
 def test_settings_are_listed() -> None:
     names = [name for name, _, _ in fields()]
     for name in ("epochs", "method.m", "threat.eps", "data.root", "schedule.drops"):
@@ -210,6 +222,26 @@ def test_schedules() -> None:
     assert at(2, name="onecycle", warmup=2) == 1
     assert at(6, name="onecycle", warmup=2) == pytest.approx(0.5)
     assert at(0, name="constant", warmup=1) > 0
+    # As the list of settings says: a onecycle without a warm-up has one all the same.
+    assert at(2.9, name="onecycle") < at(3, name="onecycle") == 1
+    about = {name: text for name, _, text in fields()}["schedule.warmup"]
+    assert "there 0 means 30% of the epochs" in about
+
+
+PIECEWISE = [name for name in RECIPES if configure(name).schedule.name == "piecewise"]
+
+
+@pytest.mark.parametrize("name", PIECEWISE)
+def test_a_drop_that_rounding_moved_comes_at_the_first_step_of_its_epoch(name: str) -> None:
+    """Not after it: that step would be made at ten times the rate."""
+    given, before = recipe(name), configure(name)
+    for epochs in range(2, 201):
+        config = validate(rescaled(given, epochs))
+        assert len(config.schedule.drops) == len(before.schedule.drops)
+        for epoch in range(math.ceil(config.schedule.warmup), epochs):
+            assert rate(config, epoch) == rate(config, epoch + 1e-4), (epochs, epoch)
+        past = rate(config, epochs - 1e-4), rate(before, before.epochs - 1e-4)
+        assert past[0] == pytest.approx(past[1])
 
 
 def test_defaults_make_a_run() -> None:

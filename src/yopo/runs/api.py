@@ -29,6 +29,7 @@ from yopo.runs.distributed import pick_device, seen_by_first, start
 from yopo.runs.evaluating import Evaluation
 from yopo.runs.fitting import fitted, misfits_in_a_sentence, said_of
 from yopo.runs.hub import local
+from yopo.runs.idle import refuse_idle
 from yopo.runs.images import workers
 from yopo.runs.overlay import Tree, overlay
 from yopo.runs.progress import Logged, Watcher, stopped_by_signals
@@ -159,6 +160,7 @@ def train_run(
     seen_by_first(lambda: refuse_taken(out, resume=resume))
     watch = Told(watch or Logged())
     tracking = Tracking(track or (), out, out.name, config.tree(), watch.say)
+    refuse_idle(config.data)
     data = build_data(config.data)
     config = fitted(config, data)
     watch.begin(config.epochs)
@@ -262,6 +264,7 @@ def refuse_taken(out: Path, *, resume: bool) -> None:
 
 def measure_cost(config: Config, device: str | None = None) -> Cost:
     """Measure a few steps of each phase of a training; nothing is kept."""
+    refuse_idle(config.data)
     data = build_data(config.data)
     config = fitted(config, data)
     with tempfile.TemporaryDirectory() as out:

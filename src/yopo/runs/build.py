@@ -214,6 +214,11 @@ def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
             raise ValueError("optimizer.nesterov is SGD's; leave it out with adamw")
         betas = (c.momentum, 0.999)
         return torch.optim.AdamW(parameters, lr=c.lr, betas=betas, weight_decay=c.weight_decay)
+    if c.nesterov and c.momentum == 0:
+        raise ValueError(
+            "optimizer.nesterov looks ahead along the momentum; expected optimizer.momentum above "
+            "0, got 0; leave it out, or say --optimizer.nesterov false"
+        )
     return torch.optim.SGD(
         parameters,
         lr=c.lr,

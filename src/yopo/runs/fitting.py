@@ -13,6 +13,7 @@ import torch
 from yopo.core.threat import Linf
 from yopo.data.sources import Arrays
 from yopo.runs.build import build_threat
+from yopo.runs.idle import said_of_idle
 from yopo.runs.images import DataSet, to_train_on
 from yopo.runs.overlay import overlay
 from yopo.runs.settings import Config, rescaled, validate
@@ -89,7 +90,7 @@ def _is_a_users(file: Path) -> bool:
 
 def said_of(config: Config, data: DataSet) -> list[str]:
     """What a user should know of these images, with these settings, before training."""
-    lines = list(data.notes)
+    lines = [*data.notes, *said_of_idle(config)]
     n = to_train_on(data, config) or 0
     if (left := n % config.batch) > 0.01 * n and left < n:
         lines.append(

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from yopo.runs.settings import Config
 
+NEAR = 1e-6  # epochs: 6.000000001, which a change of epochs makes of 6, is 6
+
 
 class TrainingPhase(NamedTuple):
     """Epochs that are trained alike, but for the rate and eps."""
@@ -23,8 +25,7 @@ class TrainingPhase(NamedTuple):
 def phases(config: Config) -> list[TrainingPhase]:
     """Those that a run has, in order. An epoch belongs to the last one that has begun by then."""
     c = config.schedule
-    # 6.000000001, which a change of epochs makes of 6, is 6.
-    later = [min(math.ceil(begin - 1e-6), config.epochs) for begin in c.phases]
+    later = [min(math.ceil(begin - NEAR), config.epochs) for begin in c.phases]
     begins, ends = [0, *later], [*later, config.epochs]
     sizes, m = ([*values, None] if values else [None] * len(ends) for values in (c.sizes, c.m))
     rows = zip(begins, ends, sizes, m, strict=True)
@@ -47,7 +48,7 @@ def rate(config: Config, epoch: float) -> float:
         case "constant":
             return peak
         case "piecewise":
-            return peak * float(c.factor ** sum(epoch >= drop for drop in c.drops))
+            return peak * float(c.factor ** sum(epoch >= drop - NEAR for drop in c.drops))
         case "cosine":
             return peak * 0.5 * (1 + math.cos(math.pi * done))
         case "onecycle":

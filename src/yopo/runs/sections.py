@@ -290,7 +290,11 @@ class ScheduleConfig(Section):
     """The learning rate over time, in epochs, and what else differs from phase to phase."""
 
     name: Literal["constant", "piecewise", "cosine", "onecycle"] = "constant"
-    warmup: NotNegative = Field(0.0, description="epochs of linear growth (onecycle: to the peak)")
+    warmup: NotNegative = Field(
+        0.0,
+        description="epochs of linear growth (onecycle: to the peak; there 0 means 30% of the "
+        "epochs)",
+    )
     drops: Epochs = Field(default_factory=list, description="epochs of a drop (piecewise)")
     factor: Positive = Field(0.1, description="what a drop multiplies the rate by")
     phases: Epochs = Field(default_factory=list, description="epochs at which a new phase begins")

@@ -85,6 +85,7 @@ def what_counts(config: Config) -> Tree:
         "skip_broken",
         "workers",
         "options",
+        "interpolation",  # of evaluations alone
     ):  # the images themselves count
         tree["data"].pop(key)
     return tree
