@@ -81,6 +81,74 @@ def test_free_goes_on_after_a_batch_of_another_size(batch: Batch) -> None:
     equal(net, twin)
 
 
+def pooled() -> nn.Module:
+    """For images of any side."""
+    first = [nn.Conv2d(3, 5, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    return nn.Sequential(*first, nn.Linear(20, 4))
+
+
+def replayed(net: nn.Module, optimizer: torch.optim.Optimizer) -> Method:
+    """With a radius for which it matters what is carried."""
+    return Free(net, Linf(0.3, 0.1), m=3, optimizer=optimizer)
+
+
+def of_shapes(*shapes: tuple[int, int]) -> list[Batch]:
+    """Random batches of so many images of such a side."""
+    return [(torch.rand(n, 3, side, side), torch.arange(n) % 4) for n, side in shapes]
+
+
+SHAPES = {
+    "grow": [(4, 8), (8, 8), (8, 8), (6, 8), (4, 8)],
+    "shrink": [(8, 8), (4, 8), (8, 8)],
+    "one more": [(3, 8), (3, 8), (5, 8), (5, 8), (3, 8)],
+    "wider": [(4, 8), (4, 12), (4, 12), (4, 8), (4, 8)],
+}
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("how", ["plain", "compiled", "captured"])
+def test_free_carries_what_the_plain_loop_does(
+    how: str, shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's part is played by a graph that knows tensors as it was recorded with them."""
+    net, batches = pooled(), of_shapes(*shapes)
+    twin = copy.deepcopy(net)
+    expected = plain(net, replayed, batches)
+    engine, _ = fast(twin, replayed, [], compile=how == "compiled")
+    steps, capture, replays = engine._steps, engine._capture, []
+
+    class Graph:
+        known: dict[str, Tensor] | None = None
+
+        def replay(self) -> None:
+            replays.append(0)
+            self.known = self.known or dict(steps.carried.tensors)
+            steps.carried.tensors = dict(self.known)
+            capture._out = steps.take(steps.fast, capture._x, capture._y)
+            assert all(steps.carried.tensors[name] is t for name, t in self.known.items())
+
+    engine.prepare(*batches[0])
+    if how == "captured":
+        on_a_cpu(monkeypatch, Graph)
+        engine._ready.record(*batches[0])
+    for x, y in batches:
+        engine.step(x, y)
+    equal(net, twin)
+    assert_same(engine.method.state_dict(), expected.state_dict(), tol=1e-9)
+    assert engine.compiled == (how == "compiled")
+    fitting = sum(shape == shapes[0] for shape in shapes)
+    assert len(replays) == (fitting + 1 if how == "captured" else 0)  # one was compared
+
+
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch, graph: type) -> None:
+    """Let steps be recorded there, as graphs of this kind."""
+    for name in ("Stream", "current_stream", "default_generators"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
+
+
 def test_a_module_that_comes_twice(batch: Batch) -> None:
     def make(net: nn.Module, _: torch.optim.Optimizer) -> Method:
         return YOPO(net, THREAT, m=2, n=2, first_layer="0")
@@ -394,11 +462,7 @@ def test_a_replay_must_do_what_the_step_does(
             for group in engine.optimizer.param_groups:
                 group["lr"] *= -1 if wrong else 1
 
-    for name in ("Stream", "current_stream", "default_generators"):
-        monkeypatch.setattr(torch.cuda, name, MagicMock())
-    for name in ("stream", "graph"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    on_a_cpu(monkeypatch, Graph)
     engine._ready.record(*batch)
     assert engine.captured is not wrong
     ends = "not captured as one CUDA graph: RuntimeError: its replay moves the weights otherwise"
