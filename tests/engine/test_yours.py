@@ -2,6 +2,7 @@
 
 import copy
 import gc
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -396,6 +397,100 @@ def test_flags_may_change(batch: Batch) -> None:
     first.requires_grad_(True)
     engine.step(*batch)
     assert not torch.equal(first.detach(), before)
+
+
+def named() -> Any:
+    """Layers with names; two share their weight."""
+    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten())
+    middle, other = nn.Linear(144, 144), nn.Linear(144, 144)
+    other.weight = middle.weight
+    layers = {"body": body, "middle": middle, "other": other, "head": nn.Linear(144, 4)}
+    return nn.Sequential(OrderedDict(layers))
+
+
+Change = Callable[[Any], object]
+EXCHANGED: dict[str, Change] = {
+    "head": lambda net: setattr(net, "head", nn.Linear(144, 4)),
+    "by index": lambda net: net.body.__setitem__(0, nn.Conv2d(3, 4, 3)),
+    "parameter": lambda net: setattr(net.head, "weight", nn.Parameter(torch.randn(4, 144) / 12)),
+    "shared no more": lambda net: setattr(net.other, "weight", nn.Parameter(torch.eye(144))),
+    "dropped": lambda net: setattr(net.middle, "bias", None),
+    "inserted": lambda net: net.body.insert(1, nn.Conv2d(4, 4, 1)),
+    "inserted without weights": lambda net: net.body.insert(1, nn.Softplus()),
+    "parametrized": lambda net: torch.nn.utils.parametrizations.spectral_norm(net.middle),
+}
+MOVED: dict[str, Change] = {
+    "values": lambda net: setattr(net.head.weight, "data", torch.randn(4, 144) / 12),
+    "statistics": lambda net: setattr(net.body[1], "running_mean", torch.ones(4)),
+}
+
+
+@pytest.mark.parametrize("name", [*EXCHANGED, *MOVED, "the optimizer's"])
+@pytest.mark.parametrize("how", ["affine", "not affine", "captured", "plain"])
+def test_layers_and_parameters_may_be_exchanged(how: str, name: str, batch: Batch) -> None:
+    """Between steps, the optimizer being given what is there then; also the one or the other."""
+    net = named()
+    ends, said, graph = [], list[str](), Mock()
+    for with_engine in (False, True):
+        model = copy.deepcopy(net)
+        optimizer = sgd(model)
+        first = "body.2" if how == "not affine" else None
+        method = YOPO(model, THREAT, m=2, n=2, first_layer=first)
+        compiled = how in ("affine", "not affine")
+        engine = Engine(method, optimizer, compile=compiled, say=said.append)
+        for step in range(4):
+            torch.manual_seed(step)
+            if step == 1 and name in EXCHANGED | MOVED:
+                (EXCHANGED | MOVED)[name](model)
+            if step == 2 or (step == 1 and "inserted" not in name):
+                some = model.head if name == "the optimizer's" else model
+                optimizer.param_groups[0]["params"] = list(some.parameters())
+            if with_engine:
+                engine.step(*batch)
+            else:
+                method.backward(*batch)
+                optimizer.step()
+                optimizer.zero_grad()
+            if with_engine and step == 0:
+                assert engine.compiled == compiled
+                if how == "captured":
+                    engine._capture.keep(graph)  # as after a recording
+        ends.append(model)
+    assert not graph.replay.called
+    equal(*ends)
+    expected = "layers or parameters of the network, or of the optimizer, were exchanged since"
+    if name in MOVED:
+        expected = "weights or buffers of the network moved to other memory since"
+    heard = how == "captured" or (compiled and name not in MOVED)
+    assert [line.startswith(f"plain steps: {expected}") for line in said] == [True] * heard
+
+
+def test_what_was_exchanged_is_compiled_by_prepare(batch: Batch) -> None:
+    """Which leaves no trace, and gradients are accumulated for what is there now."""
+    net = named()
+    twin = copy.deepcopy(net)
+    engine, said = fast(twin, natural, [batch])
+    method, optimizer = plain(net, natural, []), sgd(net)
+    for step in range(4):
+        if step == 1:
+            for model, its in ((net, optimizer), (twin, engine.optimizer)):
+                torch.manual_seed(3)
+                model.head = nn.Linear(144, 4)
+                its.param_groups[0]["params"] = list(model.parameters())
+        for _ in range(1 + (step > 0)):
+            method.backward(*batch)
+        for p in net.parameters():
+            p.grad /= 1 + (step > 0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step > 0:
+            engine.prepare(*batch)
+            engine.add(*batch)
+            engine.step(*batch)
+            assert engine._is_fast(*batch)
+    assert engine.compiled
+    assert said == []
+    equal(net, twin)
 
 
 def test_a_loaded_state_goes_where_the_captured_step_reads_it(batch: Batch) -> None:

@@ -39,9 +39,13 @@ class Rehearsal:
         self, method: Method, optimizer: Optimizer, ema: EMA | None, carried: Carried
     ) -> None:
         self._method, self._optimizer, self._ema, self.carried = method, optimizer, ema, carried
-        self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
         self.for_a_graph = False  # which needs the optimizer's state to be there before it
         self.exchanges_buffers = False  # a module put a new tensor in the place of one
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the optimizer trains now."""
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def __call__(self, work: Work, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The step's loss, and the weights it led to."""
