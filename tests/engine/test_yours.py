@@ -2,6 +2,7 @@
 
 import copy
 import gc
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -79,6 +80,74 @@ def test_free_goes_on_after_a_batch_of_another_size(batch: Batch) -> None:
         engine.step(*other)
     assert engine._steps.carried.tensors["eta"] is eta  # a captured step knows it by its address
     equal(net, twin)
+
+
+def pooled() -> nn.Module:
+    """For images of any side."""
+    first = [nn.Conv2d(3, 5, 3, padding=1), nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    return nn.Sequential(*first, nn.Linear(20, 4))
+
+
+def replayed(net: nn.Module, optimizer: torch.optim.Optimizer) -> Method:
+    """With a radius for which it matters what is carried."""
+    return Free(net, Linf(0.3, 0.1), m=3, optimizer=optimizer)
+
+
+def of_shapes(*shapes: tuple[int, int]) -> list[Batch]:
+    """Random batches of so many images of such a side."""
+    return [(torch.rand(n, 3, side, side), torch.arange(n) % 4) for n, side in shapes]
+
+
+SHAPES = {
+    "grow": [(4, 8), (8, 8), (8, 8), (6, 8), (4, 8)],
+    "shrink": [(8, 8), (4, 8), (8, 8)],
+    "one more": [(3, 8), (3, 8), (5, 8), (5, 8), (3, 8)],
+    "wider": [(4, 8), (4, 12), (4, 12), (4, 8), (4, 8)],
+}
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("how", ["plain", "compiled", "captured"])
+def test_free_carries_what_the_plain_loop_does(
+    how: str, shapes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's part is played by a graph that knows tensors as it was recorded with them."""
+    net, batches = pooled(), of_shapes(*shapes)
+    twin = copy.deepcopy(net)
+    expected = plain(net, replayed, batches)
+    engine, _ = fast(twin, replayed, [], compile=how == "compiled")
+    steps, capture, replays = engine._steps, engine._capture, []
+
+    class Graph:
+        known: dict[str, Tensor] | None = None
+
+        def replay(self) -> None:
+            replays.append(0)
+            self.known = self.known or dict(steps.carried.tensors)
+            steps.carried.tensors = dict(self.known)
+            capture._out = steps.take(steps.fast, capture._x, capture._y)
+            assert all(steps.carried.tensors[name] is t for name, t in self.known.items())
+
+    engine.prepare(*batches[0])
+    if how == "captured":
+        on_a_cpu(monkeypatch, Graph)
+        engine._ready.record(*batches[0])
+    for x, y in batches:
+        engine.step(x, y)
+    equal(net, twin)
+    assert_same(engine.method.state_dict(), expected.state_dict(), tol=1e-9)
+    assert engine.compiled == (how == "compiled")
+    fitting = sum(shape == shapes[0] for shape in shapes)
+    assert len(replays) == (fitting + 1 if how == "captured" else 0)  # one was compared
+
+
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch, graph: type) -> None:
+    """Let steps be recorded there, as graphs of this kind."""
+    for name in ("Stream", "current_stream", "default_generators"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    for name in ("stream", "graph"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
 
 
 def test_a_module_that_comes_twice(batch: Batch) -> None:
@@ -330,6 +399,100 @@ def test_flags_may_change(batch: Batch) -> None:
     assert not torch.equal(first.detach(), before)
 
 
+def named() -> Any:
+    """Layers with names; two share their weight."""
+    body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten())
+    middle, other = nn.Linear(144, 144), nn.Linear(144, 144)
+    other.weight = middle.weight
+    layers = {"body": body, "middle": middle, "other": other, "head": nn.Linear(144, 4)}
+    return nn.Sequential(OrderedDict(layers))
+
+
+Change = Callable[[Any], object]
+EXCHANGED: dict[str, Change] = {
+    "head": lambda net: setattr(net, "head", nn.Linear(144, 4)),
+    "by index": lambda net: net.body.__setitem__(0, nn.Conv2d(3, 4, 3)),
+    "parameter": lambda net: setattr(net.head, "weight", nn.Parameter(torch.randn(4, 144) / 12)),
+    "shared no more": lambda net: setattr(net.other, "weight", nn.Parameter(torch.eye(144))),
+    "dropped": lambda net: setattr(net.middle, "bias", None),
+    "inserted": lambda net: net.body.insert(1, nn.Conv2d(4, 4, 1)),
+    "inserted without weights": lambda net: net.body.insert(1, nn.Softplus()),
+    "parametrized": lambda net: torch.nn.utils.parametrizations.spectral_norm(net.middle),
+}
+MOVED: dict[str, Change] = {
+    "values": lambda net: setattr(net.head.weight, "data", torch.randn(4, 144) / 12),
+    "statistics": lambda net: setattr(net.body[1], "running_mean", torch.ones(4)),
+}
+
+
+@pytest.mark.parametrize("name", [*EXCHANGED, *MOVED, "the optimizer's"])
+@pytest.mark.parametrize("how", ["affine", "not affine", "captured", "plain"])
+def test_layers_and_parameters_may_be_exchanged(how: str, name: str, batch: Batch) -> None:
+    """Between steps, the optimizer being given what is there then; also the one or the other."""
+    net = named()
+    ends, said, graph = [], list[str](), Mock()
+    for with_engine in (False, True):
+        model = copy.deepcopy(net)
+        optimizer = sgd(model)
+        first = "body.2" if how == "not affine" else None
+        method = YOPO(model, THREAT, m=2, n=2, first_layer=first)
+        compiled = how in ("affine", "not affine")
+        engine = Engine(method, optimizer, compile=compiled, say=said.append)
+        for step in range(4):
+            torch.manual_seed(step)
+            if step == 1 and name in EXCHANGED | MOVED:
+                (EXCHANGED | MOVED)[name](model)
+            if step == 2 or (step == 1 and "inserted" not in name):
+                some = model.head if name == "the optimizer's" else model
+                optimizer.param_groups[0]["params"] = list(some.parameters())
+            if with_engine:
+                engine.step(*batch)
+            else:
+                method.backward(*batch)
+                optimizer.step()
+                optimizer.zero_grad()
+            if with_engine and step == 0:
+                assert engine.compiled == compiled
+                if how == "captured":
+                    engine._capture.keep(graph)  # as after a recording
+        ends.append(model)
+    assert not graph.replay.called
+    equal(*ends)
+    expected = "layers or parameters of the network, or of the optimizer, were exchanged since"
+    if name in MOVED:
+        expected = "weights or buffers of the network moved to other memory since"
+    heard = how == "captured" or (compiled and name not in MOVED)
+    assert [line.startswith(f"plain steps: {expected}") for line in said] == [True] * heard
+
+
+def test_what_was_exchanged_is_compiled_by_prepare(batch: Batch) -> None:
+    """Which leaves no trace, and gradients are accumulated for what is there now."""
+    net = named()
+    twin = copy.deepcopy(net)
+    engine, said = fast(twin, natural, [batch])
+    method, optimizer = plain(net, natural, []), sgd(net)
+    for step in range(4):
+        if step == 1:
+            for model, its in ((net, optimizer), (twin, engine.optimizer)):
+                torch.manual_seed(3)
+                model.head = nn.Linear(144, 4)
+                its.param_groups[0]["params"] = list(model.parameters())
+        for _ in range(1 + (step > 0)):
+            method.backward(*batch)
+        for p in net.parameters():
+            p.grad /= 1 + (step > 0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step > 0:
+            engine.prepare(*batch)
+            engine.add(*batch)
+            engine.step(*batch)
+            assert engine._is_fast(*batch)
+    assert engine.compiled
+    assert said == []
+    equal(net, twin)
+
+
 def test_a_loaded_state_goes_where_the_captured_step_reads_it(batch: Batch) -> None:
     net = convnet()
     engine, _ = fast(net, natural, [batch] * 2)
@@ -394,11 +557,7 @@ def test_a_replay_must_do_what_the_step_does(
             for group in engine.optimizer.param_groups:
                 group["lr"] *= -1 if wrong else 1
 
-    for name in ("Stream", "current_stream", "default_generators"):
-        monkeypatch.setattr(torch.cuda, name, MagicMock())
-    for name in ("stream", "graph"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_, **__: nullcontext())
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    on_a_cpu(monkeypatch, Graph)
     engine._ready.record(*batch)
     assert engine.captured is not wrong
     ends = "not captured as one CUDA graph: RuntimeError: its replay moves the weights otherwise"

@@ -14,7 +14,7 @@ from yopo.core.parallel import is_several
 from yopo.core.undo import Undo
 from yopo.engine.carried import Carried
 from yopo.engine.ema import EMA
-from yopo.methods.base import Method, Step, carried_over
+from yopo.methods.base import Method, Step
 
 WARM_UP = 3  # steps before the capture, as torch asks for
 Work = Callable[[Tensor, Tensor], Step]
@@ -38,10 +38,14 @@ class Rehearsal:
     def __init__(
         self, method: Method, optimizer: Optimizer, ema: EMA | None, carried: Carried
     ) -> None:
-        self._method, self._optimizer, self._ema, self._carried = method, optimizer, ema, carried
-        self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
+        self._method, self._optimizer, self._ema, self.carried = method, optimizer, ema, carried
         self.for_a_graph = False  # which needs the optimizer's state to be there before it
         self.exchanges_buffers = False  # a module put a new tensor in the place of one
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the optimizer trains now."""
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def __call__(self, work: Work, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The step's loss, and the weights it led to."""
@@ -60,7 +64,7 @@ class Rehearsal:
         modules = [m for model in models for m in model.modules()]
         buffers = [(m, dict(m._buffers.items())) for m in modules]
         parameters = [*self.parameters, *(p for model in models for p in model.parameters())]
-        there = dict(self._carried.tensors)
+        there = dict(self.carried.tensors)
         values = (b for _, own in buffers for b in own.values() if b is not None)
         kept = [*parameters, *values, *self._state()]
         saved = [t.detach().clone() for t in kept]
@@ -79,9 +83,7 @@ class Rehearsal:
                 for tensor, value in zip(kept, saved, strict=True):
                     tensor.copy_(value)
             self._forget(states)
-            for name, tensor in self._carried.tensors.items():
-                if tensor is not (carried := there.get(name)):
-                    tensor.copy_(carried_over(carried, tensor))
+            self.carried.go_on_from(there)
             for p, grad in zip(parameters, grads, strict=True):
                 p.grad = grad
             if own and drawn is not None:
@@ -112,7 +114,7 @@ class Rehearsal:
         state = self._optimizer.state
         states = [state[p] for p in self.parameters if p in state]
         tensors = [t for each in states for t in each.values() if isinstance(t, Tensor)]
-        return tensors + list(self._carried.tensors.values())
+        return tensors + list(self.carried.tensors.values())
 
 
 class Capture:
@@ -154,8 +156,10 @@ class Capture:
             torch.cuda.current_stream(self._device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             recording = torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local")
-            with rehearsal.no_trace(x), recording:
-                self._out = work(self._x, self._y)
+            with rehearsal.no_trace(x):
+                rehearsal.carried.fix()  # not in the recording: what it copies differs
+                with recording:
+                    self._out = work(self._x, self._y)
             return graph
 
         agree(warm_up)
@@ -184,6 +188,7 @@ class Capture:
         assert self._out is not None
         rehearsal = self.rehearsal
         with rehearsal.no_trace(x):
+            rehearsal.carried.fix()
             with self._sending():
                 graph.replay()
             loss = self._out.loss.clone()
@@ -212,6 +217,7 @@ class Capture:
         assert self._out is not None
         if self._optimizer.state is not self._state:
             self.take_over_state()
+        self.rehearsal.carried.fix()
         self._x.copy_(x, non_blocking=True)
         self._y.copy_(y, non_blocking=True)
         self.graph.replay()

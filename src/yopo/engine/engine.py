@@ -186,15 +186,16 @@ class Engine:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _changed(self) -> bool:
-        """Whether the fast path was made for another setting of the network's flags."""
+        """Whether the fast path was made for the network as it was before."""
         assert self._watched is not None
-        changed = self._watched.has_other_flags()
+        fast = self.compiled or self.captured
+        changed = self._watched.what_changed(fast=fast, captured=self.captured)
         if changed:
             self._say_once(
-                "plain steps: train() or requires_grad of the network changed since the first "
-                "step; a new Engine would compile it as it is now"
+                f"plain steps: {changed} since the first step; a new Engine would compile it as it "
+                "is now"
             )
-        return changed
+        return bool(changed)
 
     def _other_numbers(self) -> bool:
         """Whether the optimizer has other numbers than the rate than the captured step has."""
@@ -233,7 +234,7 @@ class Engine:
         self._steps.let_go()
         self._capture.let_go()
         self._steps.carried.renew()
-        self._watched = Watched(self.method, x, y)
+        self._watched = Watched(self.method, self.optimizer, x, y)
         self._steps.carried.take()
         self._steps.numbers.take(self.method.threat)
         self._capture.rehearsal.for_a_graph = self.options.capture

@@ -26,14 +26,19 @@ class Steps:
     ) -> None:
         self.method, self.optimizer = method, optimizer
         self.numbers, self.carried, self.precision = numbers, carried, precision
-        self.parameters: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]
         self.plain = self.fast = method
         self.added = 0  # batches whose gradients wait for the next step
 
     @property
+    def parameters(self) -> list[Tensor]:
+        """What the optimizer trains now."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    @property
     def device(self) -> torch.device:
         """Where the network is."""
-        return self.parameters[0].device
+        first: Tensor = next(p for g in self.optimizer.param_groups for p in g["params"])
+        return first.device
 
     @property
     def compiled(self) -> bool:
