@@ -182,24 +182,46 @@ def test_a_parameter_of_no_part_in_it_gets_no_gradient(batch: Batch) -> None:
     assert grads(net).keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
-def test_a_loss_with_parameters_of_its_own_trains_them(batch: Batch) -> None:
-    class Tempered(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.heat = nn.Parameter(torch.tensor(2.0))
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heat = nn.Parameter(torch.tensor(2.0))
 
-        def forward(self, z: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(z / self.heat, y)
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z / self.heat, y)
 
-    net, loss = convnet(), Tempered()
+
+def plainly(loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda z, y: loss(z, y)
+
+
+@every_loss
+@pytest.mark.parametrize("given_as", [lambda loss: loss, plainly], ids=["module", "function"])
+def test_a_loss_with_parameters_of_its_own_trains_them(
+    given_as: Any, make: Make, batch: Batch
+) -> None:
+    """At its backward, in its scale; zero_grad before that takes nothing away."""
+    net, loss = bn_convnet(), Tempered()
     twin, other = copy.deepcopy(net), copy.deepcopy(loss)
-    seeded(lambda: yopo.PGD(twin, THREAT, steps=2, loss=other).backward(*batch))
-    value = seeded(lambda: yopo.PGD(net, THREAT, steps=2, loss=loss)(*batch))
-    assert not grads(loss)
-    value.backward()
-    assert same(grads(loss), grads(other))
-    assert grads(loss).keys() == {"heat"}
-    assert same(grads(net), grads(twin))
+    heard: list[Tensor] = []
+    loss.heat.register_hook(heard.append)
+    ours, theirs = make(net), make(twin)
+    ours.loss, theirs.loss = given_as(loss), given_as(other)
+    kept = ours.loss
+    seeded(lambda: theirs.backward(*batch))
+    loss.heat.grad = torch.tensor(7.0)
+    value = seeded(lambda: ours(*batch))
+    assert loss.heat.grad.item() == 7
+    assert ours.loss is kept
+    assert not heard
+    loss.zero_grad()
+    (value / 4).backward()
+    assert same(grads(loss), {k: g / 4 for k, g in grads(other).items()})
+    assert len(heard) == len(grads(loss))
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        torch.testing.assert_close(p.grad, q.grad / 4)
 
 
 @pytest.mark.parametrize("build_", [PatchTransformer, bn_convnet])

@@ -37,7 +37,7 @@ from yopo.core.losses import Loss
 from yopo.core.parallel import own_passes, parallel, training_step
 from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
-from yopo.core.undo import surely
+from yopo.core.undo import Undo, surely
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -143,7 +143,10 @@ class Method(ABC):
         watch(self.model, handed=True)
         self.last = None  # its tensors make room for the next
         with uncached(), own_passes(), put_aside(self.model, self._trained()) as aside:
-            self.last = self._run(*self._checked(x, y, eta))
+            checked, loss = self._checked(x, y, eta), self.loss
+            with Undo(lambda: setattr(self, "loss", loss)):
+                self.loss = aside.hearing(loss)
+                self.last = self._run(*checked)
         return aside.handed(self.last.loss)
 
     def _trained(self) -> Iterable[nn.Parameter]:
