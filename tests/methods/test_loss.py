@@ -1,6 +1,7 @@
 """`loss = method(x, y)`: a scalar whose backward() is the method's."""
 
 import copy
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -172,6 +173,48 @@ def test_hooks_on_gradients_hear_of_the_whole_once(batch: Batch) -> None:
         for heard in (before[name], after[name]):
             assert len(heard) == 1
             assert torch.equal(heard[0], grad)
+
+
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+def test_an_optimizer_in_the_backward_pass_steps_once_or_is_refused(
+    make: Make, batch: Batch
+) -> None:
+    net = bn_convnet()
+    method = make(net)
+    steps: list[Tensor] = []
+    weight = next(net.parameters())
+    handle = weight.register_post_accumulate_grad_hook(steps.append)
+    if isinstance(method, yopo.YOPO) and method.grad_at != "last":
+        with pytest.raises(ValueError, match=r"each would call them.*use loss = method\(x, y\)"):
+            method.backward(*batch)
+        assert not steps
+        assert weight.grad is None
+        method(*batch).backward()
+        handle.remove()
+        method.backward(*batch)
+        method.m = 1
+        weight.register_post_accumulate_grad_hook(lambda _: None)
+        method.backward(*batch)
+    else:
+        method.backward(*batch)
+    # Free's m steps are its algorithm; PMP writes .grad itself, which calls no hook.
+    expected = {yopo.Free: getattr(method, "m", 1), yopo.PMP: 0}.get(type(method), 1)
+    assert len(steps) == expected
+
+
+def test_hooks_of_distributed_data_parallel_are_no_optimizer(batch: Batch) -> None:
+    """As it registers them for its reducer in Python, which averages the gradient of each pass."""
+
+    def hook(p: Tensor, *, param_index: int) -> None:
+        heard.append(param_index)
+
+    heard: list[int] = []
+    hook.__module__ = nn.parallel.DistributedDataParallel.__module__
+    net = bn_convnet()
+    weight = next(net.parameters())
+    weight.register_post_accumulate_grad_hook(functools.partial(hook, param_index=0))
+    yopo.YOPO(net, THREAT, m=3, n=1).backward(*batch)
+    assert heard == [0, 0, 0]
 
 
 def test_a_parameter_of_no_part_in_it_gets_no_gradient(batch: Batch) -> None:

@@ -118,6 +118,29 @@ def _hooks(p: Tensor) -> tuple[dict[int, Any] | None, ...]:
     return p._backward_hooks, p._post_accumulate_grad_hooks
 
 
+def check_hooks(model: nn.Module, parameters: Iterable[Tensor], method: str, passes: int) -> None:
+    """Refuse hooks that run when .grad is filled, as optimizers in the backward pass do.
+
+    Where the gradient comes in several passes, each would call them. FSDP2 calls those of its
+    parameters where it reduces, which is once; DistributedDataParallel's own are meant for each.
+    """
+    if passes == 1 or fsdp(model.modules()):
+        return
+    for p in parameters:
+        if any(not _is_torchs(hook) for hook in (p._post_accumulate_grad_hooks or {}).values()):
+            raise ValueError(
+                f"expected parameters without post-accumulate hooks, as {method}.backward makes "
+                f"{passes} weight passes and each would call them, got one of shape "
+                f"{tuple(p.shape)} that has some; use loss = method(x, y) and loss.backward(), "
+                "which calls them once"
+            )
+
+
+def _is_torchs(hook: Any) -> bool:  # noqa: ANN401
+    function = getattr(hook, "func", hook)  # of a functools.partial
+    return str(getattr(function, "__module__", "")).startswith("torch.nn.parallel.")
+
+
 class _Handed(torch.autograd.Function):
     """(loss, gradients, parameters) -> loss."""
 

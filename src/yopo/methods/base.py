@@ -32,7 +32,7 @@ from yopo.core.frozen import (
     uncached,
     uncompiled,
 )
-from yopo.core.handed import put_aside
+from yopo.core.handed import check_hooks, put_aside
 from yopo.core.losses import Loss
 from yopo.core.parallel import own_passes, parallel, training_step
 from yopo.core.propagation import Objective, no_logits
@@ -116,6 +116,7 @@ class Method(ABC):
         x: images (B, ...) in [0, 1]. y: class indices (B,), or soft targets (B, C).
         eta: where the perturbation starts; by default each method's own start.
         """
+        check_hooks(self.model, self._trained(), type(self).__name__, self._weight_passes())
         watch(self.model)
         with uncached():
             checked = self._checked(x, y, eta)
@@ -148,6 +149,10 @@ class Method(ABC):
                 self.loss = aside.hearing(loss)
                 self.last = self._run(*checked)
         return aside.handed(self.last.loss)
+
+    def _weight_passes(self) -> int:
+        """How many of its passes add to .grad for one gradient."""
+        return 1
 
     def _trained(self) -> Iterable[nn.Parameter]:
         """What may get a gradient: the network's parameters, and the loss's if it is a module."""
