@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.conftest import Batch, bn_convnet, convnet
 from yopo import L2, PGD, Linf, Threat
 from yopo.attacks import cw, pgd
-from yopo.attacks.strongest import Strongest
+from yopo.attacks.strongest import Strongest, towards
 from yopo.core.losses import margin
 
 THREATS: list[Threat] = [Linf(0.1, 0.02), L2(0.8, 0.2)]
@@ -59,6 +59,44 @@ def test_attacks_never_leave_ball_and_box(threat: Threat, dtype: torch.dtype, ba
         delta = (adversarial - x).flatten(1)
         size = delta.abs().amax(1) if isinstance(threat, Linf) else delta.norm(dim=1)
         assert size.max() <= threat.eps + 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("eps", [1 / 255, 2 / 255, 8 / 255, 0.3])
+@pytest.mark.parametrize("kind", [Linf, L2], ids=["Linf", "L2"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_images_of_half_types_stay_in_the_ball(
+    dtype: torch.dtype, kind: type[Linf] | type[L2], eps: float
+) -> None:
+    """Where x + eta is no number of the type: compared in float64, to a float32's rounding."""
+    threat = kind(eps)
+    x, y = torch.rand(6, 3, 8, 8).to(dtype), torch.arange(6) % 4
+    x[0], x[1] = x[0].round(), x[1] / 64  # the box's ends, and where the grid is finer than eta
+    model = convnet().to(dtype)
+    for adversarial in (
+        pgd(model, x, y, threat, steps=3, restarts=2),
+        pgd(model, x, y, threat, steps=2, loss="margin", random_start=False),
+        cw(model, x, y, threat, steps=3, lr=eps),
+    ):
+        assert adversarial.dtype == dtype
+        assert adversarial.min() >= 0
+        assert adversarial.max() <= 1
+        delta = (adversarial.double() - x.double()).flatten(1)
+        size = delta.abs().amax(1) if kind is Linf else delta.norm(dim=1)
+        assert size.max() <= eps + 2 * torch.finfo(torch.float32).eps
+        assert kind is L2 or size.max() > eps / 3  # and they do move
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_images_are_the_nearest_inside(dtype: torch.dtype) -> None:
+    """Of all numbers of the type between x and z the one nearest to z."""
+    every = torch.arange(2**15, dtype=torch.int16).view(dtype)
+    every = every[every <= 1].float()  # ascending
+    x = every[torch.randint(len(every), (2000,))]
+    z = torch.cat([torch.rand(1000), x[1000:] * (1 + 0.02 * torch.randn(1000))]).clamp(0, 1)
+    got = towards(x, z, dtype).float()
+    floor = every[torch.searchsorted(every, z, right=True) - 1]
+    ceiling = every[torch.searchsorted(every, z)]
+    assert torch.equal(got, torch.where(z > x, floor, ceiling))
 
 
 @threats

@@ -1,6 +1,7 @@
 """`loss = method(x, y)`: a scalar whose backward() is the method's."""
 
 import copy
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -174,6 +175,48 @@ def test_hooks_on_gradients_hear_of_the_whole_once(batch: Batch) -> None:
             assert torch.equal(heard[0], grad)
 
 
+@pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
+def test_an_optimizer_in_the_backward_pass_steps_once_or_is_refused(
+    make: Make, batch: Batch
+) -> None:
+    net = bn_convnet()
+    method = make(net)
+    steps: list[Tensor] = []
+    weight = next(net.parameters())
+    handle = weight.register_post_accumulate_grad_hook(steps.append)
+    if isinstance(method, yopo.YOPO) and method.grad_at != "last":
+        with pytest.raises(ValueError, match=r"each would call them.*use loss = method\(x, y\)"):
+            method.backward(*batch)
+        assert not steps
+        assert weight.grad is None
+        method(*batch).backward()
+        handle.remove()
+        method.backward(*batch)
+        method.m = 1
+        weight.register_post_accumulate_grad_hook(lambda _: None)
+        method.backward(*batch)
+    else:
+        method.backward(*batch)
+    # Free's m steps are its algorithm; PMP writes .grad itself, which calls no hook.
+    expected = {yopo.Free: getattr(method, "m", 1), yopo.PMP: 0}.get(type(method), 1)
+    assert len(steps) == expected
+
+
+def test_hooks_of_distributed_data_parallel_are_no_optimizer(batch: Batch) -> None:
+    """As it registers them for its reducer in Python, which averages the gradient of each pass."""
+
+    def hook(p: Tensor, *, param_index: int) -> None:
+        heard.append(param_index)
+
+    heard: list[int] = []
+    hook.__module__ = nn.parallel.DistributedDataParallel.__module__
+    net = bn_convnet()
+    weight = next(net.parameters())
+    weight.register_post_accumulate_grad_hook(functools.partial(hook, param_index=0))
+    yopo.YOPO(net, THREAT, m=3, n=1).backward(*batch)
+    assert heard == [0, 0, 0]
+
+
 def test_a_parameter_of_no_part_in_it_gets_no_gradient(batch: Batch) -> None:
     net = convnet()
     net.extra = nn.Parameter(torch.ones(2))
@@ -182,24 +225,46 @@ def test_a_parameter_of_no_part_in_it_gets_no_gradient(batch: Batch) -> None:
     assert grads(net).keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
-def test_a_loss_with_parameters_of_its_own_trains_them(batch: Batch) -> None:
-    class Tempered(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.heat = nn.Parameter(torch.tensor(2.0))
+class Tempered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heat = nn.Parameter(torch.tensor(2.0))
 
-        def forward(self, z: Tensor, y: Tensor) -> Tensor:
-            return F.cross_entropy(z / self.heat, y)
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(z / self.heat, y)
 
-    net, loss = convnet(), Tempered()
+
+def plainly(loss: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda z, y: loss(z, y)
+
+
+@every_loss
+@pytest.mark.parametrize("given_as", [lambda loss: loss, plainly], ids=["module", "function"])
+def test_a_loss_with_parameters_of_its_own_trains_them(
+    given_as: Any, make: Make, batch: Batch
+) -> None:
+    """At its backward, in its scale; zero_grad before that takes nothing away."""
+    net, loss = bn_convnet(), Tempered()
     twin, other = copy.deepcopy(net), copy.deepcopy(loss)
-    seeded(lambda: yopo.PGD(twin, THREAT, steps=2, loss=other).backward(*batch))
-    value = seeded(lambda: yopo.PGD(net, THREAT, steps=2, loss=loss)(*batch))
-    assert not grads(loss)
-    value.backward()
-    assert same(grads(loss), grads(other))
-    assert grads(loss).keys() == {"heat"}
-    assert same(grads(net), grads(twin))
+    heard: list[Tensor] = []
+    loss.heat.register_hook(heard.append)
+    ours, theirs = make(net), make(twin)
+    ours.loss, theirs.loss = given_as(loss), given_as(other)
+    kept = ours.loss
+    seeded(lambda: theirs.backward(*batch))
+    loss.heat.grad = torch.tensor(7.0)
+    value = seeded(lambda: ours(*batch))
+    assert loss.heat.grad.item() == 7
+    assert ours.loss is kept
+    assert not heard
+    loss.zero_grad()
+    (value / 4).backward()
+    assert same(grads(loss), {k: g / 4 for k, g in grads(other).items()})
+    assert len(heard) == len(grads(loss))
+    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        torch.testing.assert_close(p.grad, q.grad / 4)
 
 
 @pytest.mark.parametrize("build_", [PatchTransformer, bn_convnet])

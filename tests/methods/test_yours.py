@@ -643,6 +643,63 @@ def test_eval_mode_is_the_networks_own(batch: Batch) -> None:
     assert not net.noisy
 
 
+class Training(Noisy):
+    def train(self, training: bool = True) -> "Training":
+        super().train(training)
+        return self
+
+
+class Unannotated(Noisy):
+    def train(self, training=True):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+        return super().train(training)
+
+
+class PositionalOnly(Noisy):
+    def train(self, flag: bool = True, /) -> "PositionalOnly":
+        super().train(flag)
+        return self
+
+
+class Required(Noisy):
+    def train(self, flag: "bool") -> "Required":  # type: ignore[override]
+        super().train(flag)
+        return self
+
+
+class Passing(Noisy):
+    def train(self, *args: Any, **kwargs: Any) -> "Passing":
+        super().train(*args, **kwargs)
+        return self
+
+
+@pytest.mark.parametrize("kind", [Training, Unannotated, PositionalOnly, Required, Passing])
+def test_the_networks_own_train_is_called_as_eval_calls_it(kind: type[Noisy], batch: Batch) -> None:
+    net = kind()
+    attacks.pgd(net, *batch, Linf(0.1), steps=1)
+    seen: list[bool] = []
+    net.net.register_forward_hook(lambda *_: seen.append(net.noisy))
+    attacks.pgd(net, *batch, Linf(0.1), steps=1)
+    assert seen
+    assert not any(seen)
+    assert net.noisy
+    assert all(m.training for m in net.modules())
+
+
+class KeywordOnly(Noisy):
+    def train(self, *, mode: bool = True) -> "KeywordOnly":  # type: ignore[override]
+        super().train(mode)
+        return self
+
+
+def test_a_train_that_eval_cannot_call_is_left_alone(batch: Batch) -> None:
+    net = KeywordOnly()
+    with pytest.raises(TypeError):
+        net.eval()
+    attacks.pgd(net, *batch, Linf(0.1), steps=1)
+    assert net.noisy
+    assert all(m.training for m in net.modules())
+
+
 class Renormalised(nn.Module):
     """Reads the statistics of a BatchNorm inside it, which the pass before moved."""
 

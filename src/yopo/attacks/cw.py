@@ -37,14 +37,10 @@ def cw(
     check_threat(threat)
     check_attack(model, x, y)
     with torch.inference_mode(False), eval_mode(model):
-        f, dtype = Frozen(model), x.dtype
         x, y = x.detach().clone(), y.clone()  # clones of inference tensors are ordinary ones
-        if dtype in (torch.float16, torch.bfloat16):  # too coarse for Adam and for c
-            best = Strongest(lambda z: f(z.to(dtype)).float(), x.float(), y, margin)
-        else:
-            best = Strongest(f, x, y, margin)
+        best = Strongest(Frozen(model), x, y, margin)
         descend(best, threat, c=c, lr=lr, steps=steps)
-    return best.images.to(dtype)
+    return best.images
 
 
 def descend(
@@ -65,7 +61,7 @@ def descend(
     adam = torch.optim.Adam([eta], lr=lr)
     for _ in range(steps):
         with torch.enable_grad():
-            logits = best.f(x + eta)
+            logits = best.f(best.at(eta, rows))
             if not logits.requires_grad:
                 raise ValueError(NO_WAY_BACK)
             hinge = (-margin(logits, y)).clamp(min=0)

@@ -56,7 +56,7 @@ def pgd(
         x, y = x.detach().clone(), y.clone()  # clones of inference tensors are ordinary ones
         best = Strongest(Frozen(model), x, y, LOSSES[loss])
         for _ in range(restarts):
-            eta = threat.start(x, generator) if random_start else torch.zeros_like(x)
+            eta = threat.start(best.x, generator) if random_start else torch.zeros_like(best.x)
             climb(best, eta, threat, steps=steps, step=step)
     return best.images
 
@@ -77,7 +77,8 @@ def climb(
     """
     x, y, rows = best.x, best.y, None
     for _ in range(steps):
-        at = propagate(best.f, x + eta, lambda z: best.loss(z, y).sum(), weights=None)  # noqa: B023
+        here = best.at(eta, rows)
+        at = propagate(best.f, here, lambda z: best.loss(z, y).sum(), weights=None)  # noqa: B023
         best.offer(eta, at.logits, rows)
         eta = threat.ascend(eta, at.grad, x, step=step)
         keep = best.standing(rows) if until_broken else None

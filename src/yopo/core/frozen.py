@@ -270,7 +270,7 @@ def made_of(model: nn.Module) -> tuple[nn.Module, ...]:
 def eval_mode(model: nn.Module, enabled: bool = True) -> Iterator[None]:
     """Put every module into eval mode for the block, then give each its own flag back.
 
-    A network's own train(mode) is called, as model.eval() would: it may switch noise off, or drop
+    A network's own train(flag) is called, as model.eval() would: it may switch noise off, or drop
     what it computed from other weights. What it does to parameters on the way (LoRA adds to them,
     others freeze some) is undone, bit for bit.
     """
@@ -302,8 +302,20 @@ def eval_mode(model: nn.Module, enabled: bool = True) -> Iterator[None]:
 
 
 def _has_its_own_train(module: nn.Module) -> bool:
-    train = type(module).train
-    return train is not nn.Module.train and "mode" in inspect.signature(train).parameters
+    """Whether it has a train(flag) of its own, which eval() calls by position, whatever its name.
+
+    Not a train() that is another thing, as train(epochs).
+    """
+    if type(module).train is nn.Module.train:
+        return False
+    signature = inspect.signature(module.train)
+    try:
+        signature.bind(False)
+    except TypeError:  # eval() could not call it either
+        return False
+    first = next(iter(signature.parameters.values()))
+    named = first.name in ("mode", "training") or first.kind is first.VAR_POSITIONAL
+    return named or isinstance(first.default, bool) or first.annotation in (bool, "bool")
 
 
 @contextmanager

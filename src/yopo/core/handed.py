@@ -10,8 +10,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DistributedDataParallel
 
+from yopo.core.losses import Loss
 from yopo.core.parallel import Exchanges, Gradients, fsdp, part, surrounding
 from yopo.core.undo import Undo
+
+Hooks = tuple[dict[int, Any], dict[int, Any]]  # where a tensor keeps them, and a copy
 
 
 @dataclass(slots=True)
@@ -21,6 +24,36 @@ class Aside:
     wrappers: list[DistributedDataParallel]  # in the network
     parameters: list[Tensor] = field(default_factory=list)  # that got a gradient
     grads: list[Tensor] = field(default_factory=list)
+    # by id: a tensor, its own .grad, and its hooks with what was in them
+    held: dict[int, tuple[Tensor, Tensor | None, list[Hooks]]] = field(default_factory=dict)
+
+    def hold(self, p: Tensor) -> None:
+        """Let passes find p without a .grad and without hooks, until all is put back."""
+        if id(p) in self.held:
+            return
+        hooks = [(there, dict(there)) for there in _hooks(p) if there]
+        self.held[id(p)] = p, p.grad, hooks
+        for there, _ in hooks:
+            there.clear()
+        p.grad = None
+
+    def hearing(self, loss: Loss) -> Loss:
+        """The same loss; what it trains is held, also where only its code knows of it."""
+
+        def heard(z: Tensor, y: Tensor) -> Tensor:
+            out = loss(z, y)
+            for p in _leaves(out, z):
+                self.hold(p)
+            return out
+
+        return heard
+
+    def put_back(self) -> None:
+        """Let all that is held have its .grad and its hooks again."""
+        for p, grad, hooks in self.held.values():
+            p.grad = grad
+            for there, theirs in hooks:
+                there.update(theirs)
 
     def handed(self, loss: Tensor) -> Tensor:
         """`loss` (), whose backward() adds the gradients, times its own, to .grad."""
@@ -56,29 +89,56 @@ def put_aside(model: nn.Module, parameters: Iterable[Tensor]) -> Iterator[Aside]
     exchanges.spread()  # a forward pass, or gathered(), may have left whole weights
     kept = Gradients(model).kept_unless_done() if spread else nullcontext()
     asking = [p for p in parameters if p.requires_grad and p.is_leaf]
-    before = [p.grad for p in asking]
-    own = [(hooks, dict(hooks)) for p in asking for hooks in _hooks(p) if hooks]
-
-    def put_back() -> None:
-        for p, grad in zip(asking, before, strict=True):
-            p.grad = grad
-        for hooks, theirs in own:
-            hooks.update(theirs)
-
-    with exchanges.gone_round(), Undo(put_back), kept:
-        for hooks, _ in own:
-            hooks.clear()
+    with exchanges.gone_round(), Undo(aside.put_back), kept:
         for p in asking:
-            p.grad = None
+            aside.hold(p)
         yield aside
-        for p in asking:
-            if p.grad is not None:
-                aside.parameters.append(p)
-                aside.grads.append(p.grad)
+        for held, _, _ in aside.held.values():
+            if held.grad is not None:
+                aside.parameters.append(held)
+                aside.grads.append(held.grad)
+
+
+def _leaves(loss: object, logits: Tensor) -> Iterator[Tensor]:
+    """What `loss` was computed from besides the logits and would leave a gradient in."""
+    nodes = [getattr(loss, "grad_fn", None)]
+    seen = {logits.grad_fn}
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)  # AccumulateGrad's
+        if isinstance(leaf, Tensor) and leaf is not logits:
+            yield leaf
+        nodes += [before for before, _ in node.next_functions]
 
 
 def _hooks(p: Tensor) -> tuple[dict[int, Any] | None, ...]:
     return p._backward_hooks, p._post_accumulate_grad_hooks
+
+
+def check_hooks(model: nn.Module, parameters: Iterable[Tensor], method: str, passes: int) -> None:
+    """Refuse hooks that run when .grad is filled, as optimizers in the backward pass do.
+
+    Where the gradient comes in several passes, each would call them. FSDP2 calls those of its
+    parameters where it reduces, which is once; DistributedDataParallel's own are meant for each.
+    """
+    if passes == 1 or fsdp(model.modules()):
+        return
+    for p in parameters:
+        if any(not _is_torchs(hook) for hook in (p._post_accumulate_grad_hooks or {}).values()):
+            raise ValueError(
+                f"expected parameters without post-accumulate hooks, as {method}.backward makes "
+                f"{passes} weight passes and each would call them, got one of shape "
+                f"{tuple(p.shape)} that has some; use loss = method(x, y) and loss.backward(), "
+                "which calls them once"
+            )
+
+
+def _is_torchs(hook: Any) -> bool:  # noqa: ANN401
+    function = getattr(hook, "func", hook)  # of a functools.partial
+    return str(getattr(function, "__module__", "")).startswith("torch.nn.parallel.")
 
 
 class _Handed(torch.autograd.Function):

@@ -32,12 +32,12 @@ from yopo.core.frozen import (
     uncached,
     uncompiled,
 )
-from yopo.core.handed import put_aside
+from yopo.core.handed import check_hooks, put_aside
 from yopo.core.losses import Loss
 from yopo.core.parallel import own_passes, parallel, training_step
 from yopo.core.propagation import Objective, no_logits
 from yopo.core.threat import Threat
-from yopo.core.undo import surely
+from yopo.core.undo import Undo, surely
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -116,6 +116,7 @@ class Method(ABC):
         x: images (B, ...) in [0, 1]. y: class indices (B,), or soft targets (B, C).
         eta: where the perturbation starts; by default each method's own start.
         """
+        check_hooks(self.model, self._trained(), type(self).__name__, self._weight_passes())
         watch(self.model)
         with uncached():
             checked = self._checked(x, y, eta)
@@ -143,8 +144,15 @@ class Method(ABC):
         watch(self.model, handed=True)
         self.last = None  # its tensors make room for the next
         with uncached(), own_passes(), put_aside(self.model, self._trained()) as aside:
-            self.last = self._run(*self._checked(x, y, eta))
+            checked, loss = self._checked(x, y, eta), self.loss
+            with Undo(lambda: setattr(self, "loss", loss)):
+                self.loss = aside.hearing(loss)
+                self.last = self._run(*checked)
         return aside.handed(self.last.loss)
+
+    def _weight_passes(self) -> int:
+        """How many of its passes add to .grad for one gradient."""
+        return 1
 
     def _trained(self) -> Iterable[nn.Parameter]:
         """What may get a gradient: the network's parameters, and the loss's if it is a module."""

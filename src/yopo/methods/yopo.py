@@ -67,6 +67,9 @@ class YOPO(AdversarialMethod):
         self.grad_at = grad_at
         self.split: Split = Split(model, first_layer)
 
+    def _weight_passes(self) -> int:
+        return 1 if self.grad_at == "last" else self.m
+
     def _run(self, x: Tensor, y: Tensor, eta: Tensor | None) -> Step:
         run = {"after": self._after, "before": self._before, "last": self._last}[self.grad_at]
         with self.split.still(x):
