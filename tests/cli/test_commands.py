@@ -653,9 +653,9 @@ def test_whoever_comes_second_does_not_train_over_a_run(
 ) -> None:
     """Another may train and finish in the folder while this one makes itself ready."""
     words = ("train", "demo", "--out", tmp_path / "run", "--data.path", npz, *TINY)
-    ready = api.Trainer
+    ready = Trainer
 
-    def slow(*args: Any) -> api.Trainer:
+    def slow(*args: Any) -> Trainer:
         made = ready(*args)
         monkeypatch.setattr(api, "Trainer", ready)
         assert yopo(monkeypatch, *words, "--seed", "7") == 0

@@ -278,10 +278,10 @@ def test_16_bits_of_grey_are_scaled_as_in_files(tmp_path: Path) -> None:
     picture.save(tmp_path / "grey.png")
     expected = torch.from_numpy(read_picture(tmp_path / "grey.png", None).copy()).permute(2, 0, 1)
     for given in (picture, Image.open(tmp_path / "grey.png")):
-        assert torch.equal(Items([(given, 0)]).read(torch.tensor([0]))[0], expected)  # type: ignore[list-item]
+        assert torch.equal(Items([(given, 0)]).read(torch.tensor([0]))[0], expected)
     assert expected.double().mean() == pytest.approx(127.5, abs=1)
     with pytest.raises(ValueError, match="no known range"):
-        Items([(Image.new("F", (4, 4)), 0)]).read(torch.tensor([0]))  # type: ignore[list-item]
+        Items([(Image.new("F", (4, 4)), 0)]).read(torch.tensor([0]))
 
 
 class Remapped(Dataset[Any]):

@@ -41,8 +41,8 @@ def accuracies(run: Path, saved: Saved) -> Accuracies | None:
 
     One with attacks goes before one without, which has no worst case.
     """
-    found = evaluations(run, saved)
-    for path, values in sorted(found, key=lambda one: not attacked(one[1]["attacks"])):
+    newest = evaluations(run, saved)
+    for path, values in sorted(newest, key=lambda one: not attacked(one[1]["attacks"])):
         shares = {name: attack["accuracy"] for name, attack in values["attacks"].items()}
         if attacked(values["attacks"]):
             shares["worst"] = values["worst"]["accuracy"]

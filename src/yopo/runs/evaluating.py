@@ -118,12 +118,12 @@ def doubted(result: Result, run: Path, saved: Saved, *, whole: bool) -> Result:
         return result
     which = next((w for w, name in WEIGHTS.items() if name == saved.weights.name), "")
     wrote, aside = told.get("weights_sha256", {}).get(which), told.get("test_sha256")
-    found = []
+    doubts = []
     if wrote not in (None, result.about["weights_sha256"]):
-        found.append(Suspicion("other-weights", OTHER_WEIGHTS.format(saved.weights.name)))
+        doubts.append(Suspicion("other-weights", OTHER_WEIGHTS.format(saved.weights.name)))
     if whole and aside not in (None, "", result.about["images_sha256"]):
-        found.append(Suspicion("other-images", OTHER_IMAGES))
-    return replace(result, warnings=[*result.warnings, *found])
+        doubts.append(Suspicion("other-images", OTHER_IMAGES))
+    return replace(result, warnings=[*result.warnings, *doubts])
 
 
 def write(
