@@ -220,3 +220,6 @@ def test_pictures_are_read_as_the_camera_was_held(turned: int, kind: str, tmp_pa
     assert seen.shape == pixels.shape
     assert np.abs(seen[4:12, 4:20] - pixels[4:12, 4:20]).max() < 30
     assert np.abs(seen[20:28, 28:44] - pixels[20:28, 28:44]).max() < 30
+    with Image.open(tmp_path / f"a.{kind}") as opened:  # as torchvision and timm read it
+        theirs = np.asarray(opened.convert("RGB"))
+    assert np.array_equal(read_picture(tmp_path / f"a.{kind}", None, turned=False), theirs)

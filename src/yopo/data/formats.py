@@ -162,17 +162,24 @@ def check_side(size: int | None) -> None:
 
 
 def read_picture(  # (H, W, 3)
-    file: Path, size: int | None, mode: str = "RGB", cut: Choose | None = None, least: int = 0
+    file: Path,
+    size: int | None,
+    mode: str = "RGB",
+    cut: Choose | None = None,
+    least: int = 0,
+    *,
+    turned: bool = True,
 ) -> Bytes:
     """A picture as RGB; with `size`, its shorter side brought to that, and the centre cut out.
 
     (H, W) for the mode "L". With `cut`, the part that this chooses is brought to size x size.
     least: pixels of its shorter side that are wanted, where it is no `size`: only a JPEG that is
-    too large for memory has fewer than in the file.
+    too large for memory has fewer than in the file. turned: as the camera was held, where the file
+    says it (EXIF); else as it is stored.
     """
     try:
         with open_plain(file) as stream:
-            return decode(stream, size, mode, cut, least)
+            return decode(stream, size, mode, cut, least, turned=turned)
     except ImportError:
         raise
     except FileNotFoundError:
@@ -187,6 +194,8 @@ def decode(
     mode: str = "RGB",
     cut: Choose | None = None,
     least: int = 0,
+    *,
+    turned: bool = True,
 ) -> Bytes:
     """The same from an open file; (H, W) for the mode "L"."""
     try:
@@ -200,8 +209,9 @@ def decode(
         if width * height < 1:
             raise ValueError(f"it has {width}x{height} pixels, expected 1 to {PIXELS:,}")
         image = of_8_bits(opened, mode)
-        with suppress(Exception):  # what it says of how the camera was held may be damaged
-            ImageOps.exif_transpose(image, in_place=True)
+        if turned:
+            with suppress(Exception):  # what it says of how the camera was held may be damaged
+                ImageOps.exif_transpose(image, in_place=True)
         width, height = image.size
     if cut is not None:
         sides = (size, size) if size is not None else image.size

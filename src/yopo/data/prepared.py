@@ -31,11 +31,12 @@ class Preparation:
     def of(self, file: Path) -> Bytes:  # (size, size, 3)
         """One picture, as torchvision's Resize and CenterCrop make it, pixel by pixel.
 
-        A JPEG that is too large for memory is made smaller before, while it is decoded.
+        They pass over what a file says of how the camera was held, and so does this. A JPEG that
+        is too large for memory is made smaller before, while it is decoded.
         """
         from PIL import Image
 
-        image = Image.fromarray(read_picture(file, None, least=self.resize))
+        image = Image.fromarray(read_picture(file, None, least=self.resize, turned=False))
         short, long = sorted(image.size)
         longer = int(self.resize * long / short)
         if self.resize * longer > PIXELS:
