@@ -671,20 +671,23 @@ def test_whoever_comes_second_does_not_train_over_a_run(
 def test_what_a_run_forks_does_not_keep_its_lock(tmp_path: Path) -> None:
     """A worker of a killed run lives on for seconds."""
     (tmp_path / "run" / "state").mkdir(parents=True)
-    here, there = os.pipe()
+    (said, says), (waits, ends) = os.pipe(), os.pipe()
     with alone_in(tmp_path / "run"):
         child = os.fork()
         if child == 0:
-            os.close(there)
-            os.read(here, 1)  # until the other end is closed
+            os.close(ends)
+            os.write(says, b"!")
+            os.read(waits, 1)  # until the other end is closed
             os._exit(0)
+    os.read(said, 1)  # it has begun
     try:
         with alone_in(tmp_path / "run"):
             pass
     finally:
-        os.close(there)
+        os.close(ends)
         os.waitpid(child, 0)
-        os.close(here)
+        for handle in (said, says, waits):
+            os.close(handle)
 
 
 def test_a_closed_output_is_no_fault(tmp_path: Path, npz: Path) -> None:
