@@ -84,7 +84,7 @@ def parsed() -> Parsed:
     """The command that was typed, its arguments, and what its parser did not know."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that has no ∞ gets a ?
             stream.reconfigure(errors="replace")
