@@ -261,3 +261,12 @@ def test_another_radius_takes_the_step_along() -> None:
     assert with_radius({"threat": {"step": 0.02}}, {"eps": "0.1"}) == {"threat": {"step": 0.02}}
     with pytest.raises(ValueError, match=r"threat\.eps"):
         step("--threat.eps", "much")
+
+
+def test_what_a_file_lists_instead_of_words_is_refused(tmp_path: Path) -> None:
+    """Met by fuzzing: a list has no place among the names of settings."""
+    for odd in ("[]", "{}", "1", "null"):
+        file = tmp_path / "odd.yaml"
+        file.write_text(f"fit: [{odd}]\n")
+        with pytest.raises(ValueError, match="fit"):
+            configure(file, {"epochs": 2})

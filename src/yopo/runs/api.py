@@ -67,7 +67,7 @@ def configure(source: str | Path, *over: Tree) -> Config:
             tree = with_radius(tree, threat)
         tree = overlay(tree, given)
         if "fit" not in given and isinstance(fit := tree.get("fit"), list):
-            tree["fit"] = [name for name in fit if name not in given]  # what is given stays
+            tree["fit"] = [name for name in fit if name not in [*given]]  # what is given stays
     return validate(tree)
 
 
