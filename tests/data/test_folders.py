@@ -201,6 +201,8 @@ def test_what_a_system_leaves_is_no_picture(tmp_path: Path) -> None:
         (tmp_path / "ant" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "ant" / name).write_bytes(b"no picture")
     assert look_into(tmp_path).train.identity() == there.train.identity()
+    (tmp_path / "ant").rename(tmp_path / "train")  # a class still, and no split
+    assert look_into(tmp_path).names == ("bee", "train")
 
 
 @pytest.mark.parametrize("turned", range(1, 9))

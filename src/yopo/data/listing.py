@@ -130,7 +130,7 @@ def _is_hidden(name: str) -> bool:
 
 def _is_split(folder: Path) -> bool:
     """Whether it holds classes, and is no class of that name itself."""
-    return folder.is_dir() and any(f.is_dir() for f in folder.iterdir())
+    return folder.is_dir() and any(True for _ in _folders(folder))
 
 
 def classes_in(folder: Path) -> tuple[str, ...]:
